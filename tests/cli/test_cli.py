@@ -112,7 +112,7 @@ def test_flags_override_settings_file(place: Path) -> None:
         (("run", "--norm", "gn", "--groups", "100"), "num_groups=100 leaves one value in each group"),
         (("run", "--seeds", "0"), "--seeds 0: use 1 or more"),
         (("run", "--weights", "gone.pth"), "weights 'gone.pth': does not exist. Use a safetensors or torch"),
-        (("run", "--device", "tpu"), "device='tpu': use cpu or cuda"),
+        (("run", "--device", "tpu"), "device='tpu': use cpu, cuda"),
         (("show", "feed"), "no finished run 'feed'"),
         (("ls", "everything"), "unknown listing 'everything'"),
         (("data", "imagenet"), "unknown data set 'imagenet'"),

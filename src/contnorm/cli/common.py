@@ -34,7 +34,7 @@ __all__ = [
 _at_terminal = sys.stdout is not None and sys.stdout.isatty()  # stdout is None if it was closed, as by `>&-`
 console = Console(width=None if _at_terminal else 200)  # wide enough that tables in files and pipes do not wrap
 
-DEVICE_HELP = "Device to compute on: cpu or cuda."
+DEVICE_HELP = "Device to compute on: cpu, cuda, or a GPU by its index, such as cuda:1."
 PRECISION_HELP = "Floating-point precision: fp32, tf32 or bf16."
 MAX_STEPS_HELP = "Stop after N steps (smoke test; scores are not comparable)."
 THREADS_HELP = "CPU threads per run. Changing it changes results slightly."

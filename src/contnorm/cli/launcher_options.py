@@ -1,4 +1,4 @@
-"""Options of commands that execute runs on other machines."""
+"""Options of commands that execute runs on several GPUs, or on other machines."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from contnorm.errors import UserError
 if TYPE_CHECKING:
     from contnorm.bench import Launcher
 
-__all__ = ["Address", "LauncherName", "LauncherSettings", "find_launcher"]
+__all__ = ["Address", "Devices", "LauncherName", "LauncherSettings", "find_launcher"]
 
+Devices = Annotated[
+    str | None,
+    typer.Option("--devices", help="GPUs of this machine to use in parallel, such as 0,1,2,3, or all."),
+]
 LauncherName = Annotated[
     str | None,
     typer.Option("--launcher", help="Where to execute the runs: local, ray, ...; see `contnorm ls launchers`."),

@@ -33,7 +33,7 @@ from contnorm.cli.common import (
     console,
     importing_torch,
 )
-from contnorm.cli.launcher_options import Address, LauncherName, LauncherSettings, find_launcher
+from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
 from contnorm.errors import UserError
@@ -82,6 +82,7 @@ def paper(
         typer.Option("--set", help="Override a recipe setting as key=value; disables the verdicts. Repeatable."),
     ] = None,
     trust_code: TrustCode = None,
+    devices: Devices = None,
     launcher: LauncherName = None,
     address: Address = None,
     launcher_set: LauncherSettings = None,
@@ -104,7 +105,7 @@ def paper(
         raise UserError(f"--max-seeds {max_seeds}: is the limit of --until-decided. Add that option, or use --seeds.")
     with importing_torch():
         where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where)
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
     if list_ or not recipe:
         with only_trusted(trusted):
             show_recipes(RUNS if seeds is None else seeds, data_root, runs, console, recipe)

@@ -38,7 +38,7 @@ from contnorm.cli.common import (
     importing_torch,
     is_explicit,
 )
-from contnorm.cli.launcher_options import Address, LauncherName, LauncherSettings, find_launcher
+from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
 
@@ -112,6 +112,7 @@ def run(
     log: Log = None,
     log_every: LogEvery = 50,
     log_dir: LogDir = None,
+    devices: Devices = None,
     launcher: LauncherName = None,
     address: Address = None,
     launcher_set: LauncherSettings = None,
@@ -141,7 +142,7 @@ def run(
     named = code_files(nest_settings([*typed, *parse_assignments(set_ or [])]))
     with importing_torch():
         where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing, where)
+        options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing, where, devices)
     with only_trusted(
         [*check_files(trust_code or []), *named]
     ):  # excludes code that is named only in the --config file
@@ -173,7 +174,7 @@ def _is_typed(context: typer.Context, key: str, value: Any) -> bool:
 def resume(
     path: Annotated[Path, typer.Argument(help="Folder of a run, or of several runs.")] = Path("runs"),
     device: Annotated[
-        str | None, typer.Option(help="Device to compute on: cpu or cuda. Default: the device each run started on.")
+        str | None, typer.Option(help="Device to compute on: cpu, cuda, cuda:1, ... Default: as each run started.")
     ] = None,
     lanes: Lanes = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads per run. Default: as each run started.")] = None,
@@ -183,6 +184,7 @@ def resume(
     log: Log = None,
     log_every: LogEvery = 50,
     log_dir: LogDir = None,
+    devices: Devices = None,
     launcher: LauncherName = None,
     address: Address = None,
     launcher_set: LauncherSettings = None,
@@ -190,7 +192,7 @@ def resume(
     """Resume all interrupted runs under a folder, bit-exactly."""
     with importing_torch():
         where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where)
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
     trusted = check_files(trust_code or [])
     logs = {"log": log, "log_every": log_every, "log_dir": log_dir}
     raise typer.Exit(resume_all(path, options, data_root, console, trusted, logs))
@@ -220,6 +222,7 @@ def run_seeds(
             keep_weights=options.keep_weights,
             progress=console,
             launcher=options.launcher,
+            devices=options.devices,
             **(logs or {}),
         )
     except bench.RunInterrupted as stopped:

@@ -42,7 +42,7 @@ from contnorm.cli.common import (
     console,
     importing_torch,
 )
-from contnorm.cli.launcher_options import Address, LauncherName, LauncherSettings, find_launcher
+from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.tables import print_text, safe_text, show_rows
 from contnorm.errors import UserError, usable
 
@@ -138,6 +138,7 @@ def sweep(
     config: Annotated[Path | None, typer.Option(help="TOML file of settings of all runs.")] = None,
     set_: SetOption = None,
     trust_code: TrustCode = None,
+    devices: Devices = None,
     launcher: LauncherName = None,
     address: Address = None,
     launcher_set: LauncherSettings = None,
@@ -163,7 +164,7 @@ def sweep(
     check_seeds(seeds)
     with importing_torch():
         where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where)
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
     names = [_AXIS_OF_FLAG.get(name.strip(), name.strip()) for name in by.split(",")]
 
     def run(stream_: bench.Stream, settings: dict[str, Any], progress: Console) -> SweepResult:
@@ -183,6 +184,7 @@ def sweep(
             log_every=log_every,
             log_dir=log_dir,
             launcher=where,
+            devices=devices,
         )
 
     raise typer.Exit(run_grid(run, stream, flags, options, data_root, trust_code or [], plot, json_, console, runs))
@@ -321,6 +323,7 @@ def _shared_options(
     parts = ["--data-root", str(data_root)] if data_root else []
     parts += ["--runs", str(runs)] if runs != Path("runs") else []
     parts += ["--device", options.device] if options.device not in (None, "cpu") else []
+    parts += ["--devices", str(options.devices)] if options.devices is not None else []
     parts += ["--threads", str(options.threads)] if options.threads != 1 else []
     parts += ["--allow-missing"] if options.allow_missing else []
     return [*parts, *(part for file in trust_code for part in ("--trust-code", str(file)))]

@@ -32,7 +32,7 @@ from contnorm.cli.common import (
     importing_torch,
     is_explicit,
 )
-from contnorm.cli.launcher_options import Address, LauncherName, LauncherSettings, find_launcher
+from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.sweep import GridFlags, GridOption, JsonFlag, PlotFile, ScoreName, SetOption, run_grid
 from contnorm.cli.tables import print_text, safe_text, show_rows
 from contnorm.errors import UserError, unknown
@@ -111,6 +111,7 @@ def tune(
     log_dir: LogDir = None,
     set_: SetOption = None,
     trust_code: TrustCode = None,
+    devices: Devices = None,
     launcher: LauncherName = None,
     address: Address = None,
     launcher_set: LauncherSettings = None,
@@ -120,7 +121,7 @@ def tune(
     refinement = _refinement(refine)
     with importing_torch():
         where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where)
+        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
     if recipe is not None:
         _refuse(context, STREAM_ONLY, f"can't be used with the recipe {recipe}")
         typed = {"stream": stream, "strategy": strategies, "norm": norms}
@@ -164,6 +165,7 @@ def tune(
             log_every=log_every,
             log_dir=log_dir,
             launcher=where,
+            devices=devices,
         )
 
     raise typer.Exit(run_grid(search, stream, flags, options, data_root, trust_code or [], plot, json_, console, runs))

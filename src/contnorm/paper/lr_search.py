@@ -229,7 +229,7 @@ def _check(options: TuneOptions) -> None:
 def _environment(options: TuneOptions) -> RunEnvironment:
     """Environment of the runs; by default a whole grid runs in parallel on a GPU."""
     execution = options.execution
-    if execution.lanes is None and execution.device == "cuda":
+    if execution.lanes is None and (execution.devices or (execution.device or "").startswith("cuda")):
         execution = replace(execution, lanes=len(options.rates) * options.seeds)
     return run_environment(options.runs, execution, options.data_root)
 

@@ -19,6 +19,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
 from contnorm.bench.data.registry import SOURCES, data_root, location_of
 from contnorm.bench.engine.job import RunEnvironment
+from contnorm.bench.launchers.local import list_devices
 from contnorm.bench.records import Store
 from contnorm.bench.sequential import FIRST_SEED, MARGIN, MAX_SEEDS, STAGES, check_rule
 from contnorm.bench.streams.tasks import find_stream
@@ -454,7 +455,10 @@ def _typed_settings(options: TableOptions) -> dict[str, Any]:
 
 def _environment(recipe: Recipe, options: TableOptions) -> RunEnvironment:
     """Environment of the runs. Runs that are timed run one at a time and have a folder of their own."""
-    execution = replace(options.execution, lanes=1, launcher=None) if recipe.alone else options.execution
+    execution = options.execution
+    if recipe.alone:
+        devices = None if execution.devices is None else list_devices(execution.devices)[:1]
+        execution = replace(execution, lanes=1, launcher=None, devices=devices)
     return run_environment(runs_folder(recipe, options.runs), execution, options.data_root)
 
 

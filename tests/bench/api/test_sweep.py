@@ -267,7 +267,7 @@ def test_value_beyond_the_grid_that_cannot_be_run_is_noted(
         ({"lr": [0.1, -1.0]}, r"train\.lr=-1\.0 must be"),
         ({"norm": ["bn", "cm"]}, "unknown norm 'cm'"),
         ({"norm": ["bn", "cn7"]}, "num_groups=7 does not divide"),
-        ({"device": ["cpu", "cuda"]}, r"device=\['cpu', 'cuda'\]: use cpu or cuda"),
+        ({"device": ["cpu", "cuda"]}, r"device=\['cpu', 'cuda'\]: use cpu, cuda"),
         ({"tag": ["a", "b"]}, r"tag=\['a', 'b'\]: use one name"),
         ({"score": "accuracy"}, "unknown score 'accuracy'"),
         ({"score": "fwt"}, "score 'fwt': these runs do not measure it"),

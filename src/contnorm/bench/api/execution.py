@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shlex
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.run_dir import StoppedRun, stopped_runs
 from contnorm.bench.engine.scheduler import execute
 from contnorm.bench.launchers.base import Launcher
+from contnorm.bench.launchers.local import LocalLauncher, list_devices
 from contnorm.bench.launchers.registry import create_launcher
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
@@ -81,12 +83,15 @@ class RunOptions:
     """Options that control how runs are executed. They are not part of a run's identity.
 
     Attributes:
-        device: ``"cpu"`` or ``"cuda"``; None for the CPU or, when resuming, the device that a run started on.
+        device: ``"cpu"``, ``"cuda"`` or a GPU by its index, such as ``"cuda:1"``; None for the CPU or, when resuming,
+            the type of device that a run started on.
         lanes: Number of parallel runs; None for 8 on a GPU and as many as the cores allow on a CPU.
         threads: CPU threads per run; None for 1 or, when resuming, the number that a run started with.
         keep_weights: Whether a finished run saves its weights next to its record.
         allow_missing: Whether published data sets may have other image counts than published.
         launcher: Where runs are executed: the name of a launcher, or a launcher; None for this machine.
+        devices: Indices of GPUs of this machine that are used in parallel, as a list or as text (``"0,1"`` or
+            ``"all"``). Each has a worker process that executes up to ``lanes`` runs at a time.
 
     Example:
         >>> RunOptions(device="cuda", lanes=4).lanes
@@ -99,6 +104,7 @@ class RunOptions:
     keep_weights: bool = False
     allow_missing: bool = False
     launcher: str | Launcher | None = None
+    devices: Sequence[int] | str | int | None = None
 
 
 def run_environment(runs: Path | None, options: RunOptions, root: Path | None) -> RunEnvironment:
@@ -111,9 +117,7 @@ def environment_with_data(runs: Path | None, options: RunOptions, root: Path) ->
     threads = 1 if options.threads is None else options.threads
     if threads < 1:
         raise UserError(f"threads={threads}: use 1 or more.")
-    launcher = find_launcher(options.launcher)
-    remote = launcher is not None and launcher.remote
-    device = find_device(options.device or "cpu", remote)
+    device, launcher = _find_place(options)
     lanes = options.lanes
     if lanes is None:
         lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
@@ -129,6 +133,23 @@ def environment_with_data(runs: Path | None, options: RunOptions, root: Path) ->
         allow_missing=options.allow_missing,
         launcher=launcher,
     )
+
+
+def _find_place(options: RunOptions) -> tuple[torch.device, Launcher | None]:
+    """Return the device and the launcher of runs."""
+    launcher = find_launcher(options.launcher)
+    devices = launcher.devices if isinstance(launcher, LocalLauncher) else ()
+    if options.devices is not None:
+        if launcher is not None:
+            raise UserError(f"devices={options.devices!r}: are GPUs of this machine. Use them without a launcher.")
+        devices = list_devices(options.devices)
+    if not devices:
+        return find_device(options.device or "cpu", launcher is not None and launcher.remote), launcher
+    if options.device not in (None, "cpu", "cuda"):  # the CPU is the default of commands
+        raise UserError(f"devices={options.devices!r} and device={options.device!r}: use one of them.")
+    if len(devices) == 1:
+        return find_device(f"cuda:{devices[0]}"), None
+    return torch.device("cuda"), LocalLauncher(devices)
 
 
 def find_launcher(launcher: str | Launcher | None) -> Launcher | None:
@@ -148,14 +169,24 @@ def find_device(name: str, remote: bool = False) -> torch.device:
     """Return the device of a name; raises a `UserError` if the name is unknown or torch sees no such device.
 
     Args:
-        name: ``"cpu"`` or ``"cuda"``.
+        name: ``"cpu"``, ``"cuda"``, or ``"cuda:1"`` and so on.
         remote: Whether the device is one of another machine.
+
+    Example:
+        >>> find_device("gpu")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: device='gpu': use cpu, cuda, or a GPU by its index, such as cuda:1.
     """
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"device={name!r}: use cpu or cuda.")
-    if name == "cuda" and not remote and not torch.cuda.is_available():
-        raise UserError("device='cuda': torch sees no GPU here. Use cpu.")
-    return torch.device(name)
+    if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise UserError(f"device={name!r}: use cpu, cuda, or a GPU by its index, such as cuda:1.")
+    device = torch.device(name)
+    if remote and device.index is not None:
+        raise UserError(f"device={name!r}: a launcher chooses the GPUs of its workers. Use cuda.")
+    if device.type == "cuda" and not remote and not torch.cuda.is_available():
+        raise UserError(f"device={name!r}: torch sees no GPU here. Use cpu.")
+    if device.index is not None and device.index >= (count := torch.cuda.device_count()):
+        raise UserError(f"device={name!r}: torch sees {count} GPUs here, cuda:0 to cuda:{count - 1}.")
+    return device
 
 
 def run_jobs(
@@ -380,22 +411,23 @@ def _group_stopped(
 ) -> tuple[list[tuple[RunEnvironment, list[Job]]], list[str]]:
     """Group stopped runs by folder and options; also returns the reasons why some can't be resumed."""
     groups: dict[tuple[Path, str, int, bool, bool], list[Job]] = {}
+    device_option = options.device if options.devices is None else "cuda"
     for run in stopped:
         threads = run.threads if options.threads is None else options.threads
         missing = run.allow_missing or options.allow_missing
-        key = (run.runs, options.device or run.device, threads, run.keep_weights, missing)
+        key = (run.runs, device_option or run.device, threads, run.keep_weights, missing)
         groups.setdefault(key, []).append(run.job)
     launcher = find_launcher(options.launcher)
     remote = launcher is not None and launcher.remote
     work: list[tuple[RunEnvironment, list[Job]]] = []
     problems: list[str] = []
     for (runs, device, threads, keep, missing), jobs in groups.items():
-        if options.device is None and device == "cuda" and not remote and not torch.cuda.is_available():
+        if device_option is None and device == "cuda" and not remote and not torch.cuda.is_available():
             problems.append(
                 f"{runs}: {len(jobs)} stopped runs started on a GPU (--device cuda), and torch sees none here."
             )
         else:
-            chosen = RunOptions(device, options.lanes, threads, keep, missing, launcher)
+            chosen = RunOptions(device, options.lanes, threads, keep, missing, launcher, options.devices)
             work.append((run_environment(runs, chosen, root), jobs))
     return work, problems
 

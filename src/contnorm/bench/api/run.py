@@ -25,6 +25,7 @@ from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.launchers.base import Launcher
+from contnorm.bench.launchers.local import LocalLauncher
 from contnorm.bench.memories import Memory
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.strategies.base import Strategy
@@ -62,6 +63,7 @@ def run(
     runs: str | Path | None = None,
     tag: str | None = None,
     device: str = "cpu",
+    devices: Sequence[int] | str | int | None = None,
     lanes: int | None = None,
     threads: int = 1,
     keep_weights: bool = False,
@@ -100,7 +102,9 @@ def run(
         runs: Folder of records and checkpoints; None to keep the results in memory only.
         tag: Name of a network, strategy or memory that is defined in no file, such as a class of a notebook. Runs with
             the same tag and settings count as the same run.
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"``, ``"cuda"``, or a GPU by its index, such as ``"cuda:1"``.
+        devices: Indices of several GPUs of this machine to use in parallel, such as ``[0, 1]``, or ``"all"``. Each has
+            a worker process that executes up to ``lanes`` runs at a time.
         lanes: Number of parallel runs; None for 8 on a GPU, and as many as the cores allow on a CPU.
         threads: CPU threads per run. Changing it changes results slightly.
         keep_weights: Whether to keep the final weights, for `Result.models`.
@@ -146,6 +150,7 @@ def run(
         seeds=seeds,
         runs=runs,
         device=device,
+        devices=devices,
         lanes=lanes,
         threads=threads,
         keep_weights=keep_weights,
@@ -166,6 +171,7 @@ def run_all(
     seeds: int | Iterable[int] = 1,
     runs: str | Path | None = None,
     device: str = "cpu",
+    devices: Sequence[int] | str | int | None = None,
     lanes: int | None = None,
     threads: int = 1,
     keep_weights: bool = False,
@@ -182,8 +188,8 @@ def run_all(
         stream: A stream, or the name of one.
         experiments: For each experiment its arguments of `run`: ``norm``, ``strategy``, ``model``, ``memory``, ``lr``,
             ``batch_size``, ``replay``, ``settings`` and ``tag``.
-        seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir, launcher, on_task_done: As
-            in `run`.
+        seeds, runs, device, devices, lanes, threads, keep_weights, progress, log, log_every, log_dir, launcher,
+            on_task_done: As in `run`.
 
     Returns:
         The results of the experiments, in order.
@@ -200,6 +206,7 @@ def run_all(
         seeds=seeds,
         runs=runs,
         device=device,
+        devices=devices,
         lanes=lanes,
         threads=threads,
         keep_weights=keep_weights,
@@ -223,6 +230,7 @@ def run_experiments(
     seeds: int | Iterable[int] = 1,
     runs: str | Path | None = None,
     device: str = "cpu",
+    devices: Sequence[int] | str | int | None = None,
     lanes: int | None = None,
     threads: int = 1,
     keep_weights: bool = False,
@@ -237,8 +245,8 @@ def run_experiments(
     """Run several experiments as `run_all` does; one whose seeds all diverged has an error in place of its result.
 
     Args:
-        stream, experiments, seeds, runs, device, lanes, threads, keep_weights, progress, log, log_every, log_dir,
-            launcher, on_task_done: As in `run_all`. An experiment may also be resolved before.
+        stream, experiments, seeds, runs, device, devices, lanes, threads, keep_weights, progress, log, log_every,
+            log_dir, launcher, on_task_done: As in `run_all`. An experiment may also be resolved before.
         monitor: Gets the settings of the experiments, then every event of their runs.
     """
     if loading_user_code():
@@ -264,7 +272,7 @@ def run_experiments(
         for experiment in experiments
     ]
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
-    options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing, launcher)
+    options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing, launcher, devices)
     if monitor is not None:
         monitor.start([experiment.config for experiment in resolved])
     results: dict[int, Result | UserError] = {}
@@ -345,8 +353,8 @@ def _environment(
 ) -> RunEnvironment:
     environment = environment_with_data(runs, options, stream.root or Path("data"))
     # Worker processes load a data set by its name; only one in memory is sent to them.
-    is_single = environment.device.type == "cuda" or min(environment.lanes, jobs) == 1
-    in_process = is_single and (environment.launcher is None or not environment.launcher.remote)
+    launcher = environment.launcher or LocalLauncher()
+    in_process = isinstance(launcher, LocalLauncher) and launcher.processes(jobs, environment) == 1
     sources = {stream.source.name: stream.source} if stream.root is None or (in_process and stream.is_loaded) else {}
     return replace(environment, sources=sources, objects=objects)
 

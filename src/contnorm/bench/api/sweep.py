@@ -91,7 +91,7 @@ def sweep(
         by: Names of the settings for each combination of which one setting is chosen.
         runs: Folder of records and checkpoints; None to keep the results in memory only.
         progress: Whether to show a live table of the scores so far; or the rich console to show it on.
-        **options: Other arguments of `run_all` (``device``, ``lanes``, ``threads``, ``keep_weights``,
+        **options: Other arguments of `run_all` (``device``, ``devices``, ``lanes``, ``threads``, ``keep_weights``,
             ``on_task_done``), and settings by dotted key.
 
     Returns:

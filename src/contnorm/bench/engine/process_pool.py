@@ -1,4 +1,4 @@
-"""A pool of worker processes for runs on a CPU.
+"""A pool of worker processes for runs on a CPU, or on several GPUs.
 
 Workers are started from a module of this package (`contnorm.bench.engine.worker`), not from the caller's main module,
 and get their jobs through cloudpickle. A notebook, and a script without a ``__main__`` guard, can therefore use them.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -46,7 +46,13 @@ def can_start_workers() -> bool:
     return os.name == "posix" and bool(sys.executable)
 
 
-def run_in_processes(work: Work, jobs: Sequence[Any], processes: int, stop: Callable[[], bool]) -> Iterator[Any]:
+def run_in_processes(
+    work: Work,
+    jobs: Sequence[Any],
+    processes: int,
+    stop: Callable[[], bool],
+    variables: Sequence[Mapping[str, str]] = (),
+) -> Iterator[Any]:
     """Execute jobs in worker processes; yields the messages of all jobs as they arrive.
 
     Args:
@@ -54,13 +60,14 @@ def run_in_processes(work: Work, jobs: Sequence[Any], processes: int, stop: Call
         jobs: The jobs, executed in this order.
         processes: Number of worker processes.
         stop: Called often; once it returns True, no job is started and the running ones are asked to stop.
+        variables: Environment variables of each worker process, in addition to those of this process.
     """
     payload, todo = pickle_objects(work), deque(jobs)
     workers: list[_Worker] = []
     limit = LAST_WORDS
     try:
-        for _ in range(min(processes, len(jobs))):
-            workers.append(_Worker(payload))
+        for i in range(min(processes, len(jobs))):
+            workers.append(_Worker(payload, variables[i] if variables else {}))
         yield from _receive(workers, todo, stop)
     except KeyboardInterrupt:  # the second signal: end without further saving
         limit = 0.0
@@ -99,10 +106,10 @@ def _is_user_module(name: str, module: ModuleType) -> bool:
 class _Worker:
     """A worker process and the connection to it."""
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: bytes, variables: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
             # In a session of its own: Ctrl-C in a terminal goes to the parent alone, which asks the workers to stop.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", WORKER, str(theirs.fileno())],

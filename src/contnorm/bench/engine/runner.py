@@ -49,6 +49,10 @@ class JobRunner:
 
     def run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         """Run jobs; those that can share a CUDA graph run together."""
+        with current_device(self.environment.device):
+            yield from self._run(jobs, stop)
+
+    def _run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         environment = self.environment
         noted: set[RunConfig] = set()
         for group in group_jobs(jobs, environment):
@@ -73,6 +77,16 @@ class JobRunner:
             pictures = DeviceImages.of(source, self.environment.device, self.environment.whole)
             self._shared[name] = _Shared(source, pictures, PlanCache(source))
         return self._shared[name]
+
+
+@contextmanager
+def current_device(device: torch.device) -> Iterator[None]:
+    """Make a GPU the current one, on which streams, graphs and kernels are created; nothing to do for a CPU."""
+    if device.type == "cpu" or device.index is None:
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
 
 
 def _load_data(name: str, environment: RunEnvironment, prepare: Callable[[str], object] | None) -> Source:

@@ -148,23 +148,18 @@ def _execute(
         return
     if reason := _unsendable(work):
         raise UserError(f"launcher: {reason}. Run it without one, or define the object in a file.")
-    sources = _check_settings(
-        jobs, environment, prepare, torch.device("cpu") if launcher.remote else environment.device
-    )
+    sources = _check_settings(jobs, environment, prepare)
     if environment.runs is not None:
         write_notes([(job, RunDir.of(job, environment.store)) for job in jobs], environment, sources)
-    yield from launcher.launch(work, plan_units(jobs, environment), stop)
+    yield from launcher.launch(work, plan_units(jobs, environment, launcher.workers()), stop)
 
 
 def _check_settings(
-    jobs: Sequence[Job],
-    environment: RunEnvironment,
-    prepare: Callable[[str], object] | None,
-    device: torch.device,
+    jobs: Sequence[Job], environment: RunEnvironment, prepare: Callable[[str], object] | None
 ) -> Mapping[str, Source]:
     """Build the trainer of every experiment, so that invalid settings fail before a worker starts; returns the data.
 
-    The device is one of this machine; workers may have others.
+    They are built on the CPU, since the GPUs are those of the workers.
     """
     plans: dict[str, PlanCache] = {}
     for job in {job.config: job for job in jobs}.values():
@@ -173,7 +168,7 @@ def _check_settings(
                 if prepare is not None:
                     prepare(job.source)
                 plans[job.source] = PlanCache(environment.load(job.source))
-            Trainer(job.config, 0, plans[job.source].source, device, plans=plans[job.source])
+            Trainer(job.config, 0, plans[job.source].source, torch.device("cpu"), plans=plans[job.source])
     return {name: cached.source for name, cached in plans.items()}
 
 

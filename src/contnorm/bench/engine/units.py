@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,8 +34,11 @@ class JobGroup:
     done: int
 
 
-def group_jobs(jobs: Sequence[Job], environment: RunEnvironment) -> Iterator[JobGroup]:
-    """Group jobs that can run together: same stream, training settings (except lr) and step; at most ``lanes``."""
+def group_jobs(jobs: Sequence[Job], environment: RunEnvironment, workers: int | None = None) -> Iterator[JobGroup]:
+    """Group jobs that can run together: same stream, training settings (except lr) and step; at most ``lanes``.
+
+    With a number of workers the groups are made smaller if some workers would have none.
+    """
     by_key: dict[tuple[object, ...], list[Job]] = {}
     steps: dict[Job, int] = {}
     store = None if environment.runs is None else environment.store
@@ -43,16 +47,23 @@ def group_jobs(jobs: Sequence[Job], environment: RunEnvironment) -> Iterator[Job
         key = (job.config.stream, replace(job.config.train, lr=1.0), steps[job])
         by_key.setdefault(key, []).append(job)
     size = environment.lanes if environment.device.type == "cuda" else 1
+    size = min(size, math.ceil(len(jobs) / workers)) if workers else size
     for group in by_key.values():
         for i in range(0, len(group), size):
             yield JobGroup(group[i : i + size], steps[group[0]])
 
 
-def plan_units(jobs: Sequence[Job], environment: RunEnvironment) -> list[Unit]:
-    """Return the units of some jobs, longest first; those of equal length are in the order of their jobs."""
+def plan_units(jobs: Sequence[Job], environment: RunEnvironment, workers: int | None = None) -> list[Unit]:
+    """Return the units of some jobs, longest first; those of equal length are in the order of their jobs.
+
+    Args:
+        jobs: The jobs.
+        environment: Their environment, with the lanes of a unit.
+        workers: Number of units that are executed at a time; None if it is unknown.
+    """
     seconds = {config: estimate_seconds(config, environment.device) for config in {job.config: None for job in jobs}}
     units = [
         Unit(tuple(group.jobs), sum(seconds[job.config] for job in group.jobs))
-        for group in group_jobs(jobs, environment)
+        for group in group_jobs(jobs, environment, workers)
     ]
     return sorted(units, key=lambda unit: -unit.seconds)

@@ -25,6 +25,10 @@ class Launcher(ABC):
 
     remote: ClassVar[bool] = True
 
+    def workers(self) -> int | None:
+        """Return the number of units that are executed at a time, so that there are enough of them; None if unknown."""
+        return None
+
     @abstractmethod
     def launch(self, work: UnitWork, units: Sequence[Unit], stop: Callable[[], bool]) -> Iterator[Event]:
         """Execute units; yields the events of all jobs as they arrive.
