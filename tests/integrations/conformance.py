@@ -145,7 +145,7 @@ def marked_features() -> set[tuple[str, str]]:
         if "mark.feature" not in text:
             continue
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.feature":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("pytest.mark.feature", "feature"):
                 framework, feature = (ast.literal_eval(argument) for argument in node.args)
                 found.add((framework, feature))
     return found
