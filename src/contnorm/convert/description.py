@@ -131,9 +131,8 @@ def describe_layer(norm: NormInModel) -> dict[str, Any]:
 
 
 def class_name(module: nn.Module) -> str:
-    if isinstance(module, torch.jit.ScriptModule):
-        return str(module.original_name)
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+    """Return the name of a layer's class, without its module, which is ``__main__`` in the script that defines it."""
+    return str(module.original_name) if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
 
 
 def _is_frozen(module: nn.Module) -> bool:

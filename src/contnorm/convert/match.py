@@ -261,7 +261,8 @@ def _build_torch_group_norm(layer: NormToReplace, options: dict[str, Any]) -> nn
     unknown = sorted(set(options) - {"eps", "affine"})
     if groups is None or unknown:
         raise ValueError("the spec has no dimension for it, which only torch's group norm may lack.")
-    return StockGroupNorm(groups, layer.detected.channels, **options, **placement(layer, ("device",)))
+    options |= placement(layer, ("device",))
+    return StockGroupNorm(groups, layer.detected.channels, **options)
 
 
 def _first_difference(expected: Mapping[str, Any], actual: Mapping[str, Any], where: str) -> str:

@@ -10,7 +10,9 @@ import json
 import warnings
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
+
+from torch import nn
 
 from contnorm.integrations.extras import missing_extra
 from contnorm.model_norms import apply_norm_spec, norm_spec
@@ -24,10 +26,9 @@ except ModuleNotFoundError as error:
 __all__ = ["NORM_SPEC_KEY", "NormHubMixin"]
 
 NORM_SPEC_KEY = "norm_spec"  # in config.json
-_Model = TypeVar("_Model")
 
 
-class NormHubMixin(PyTorchModelHubMixin, tags=["contnorm"]):
+class NormHubMixin(PyTorchModelHubMixin):
     """``PyTorchModelHubMixin`` whose models keep their norms: use it in its place.
 
     ``save_pretrained`` and ``push_to_hub`` add the norm spec of the model to ``config.json``, under ``norm_spec``.
@@ -47,11 +48,15 @@ class NormHubMixin(PyTorchModelHubMixin, tags=["contnorm"]):
         ContinualNorm2d(16, num_groups=4, eps=1e-05, momentum=0.1)
     """
 
+    def __init_subclass__(cls, *args: Any, tags: list[str] | None = None, **options: Any) -> None:
+        """Add a tag to the model card."""
+        super().__init_subclass__(*args, tags=[*(tags or []), "contnorm"], **options)
+
     def save_pretrained(self, save_directory: str | Path, *, config: Any = None, **options: Any) -> str | None:
         """Save weights and configuration, with the norm spec; the arguments are those of ``PyTorchModelHubMixin``."""
         config = self._hub_mixin_config if config is None else config
         fields = asdict(config) if is_dataclass(config) and not isinstance(config, type) else dict(config or {})
-        spec = norm_spec(self)  # type: ignore[arg-type]
+        spec = norm_spec(cast(nn.Module, self))
         saved: str | None = super().save_pretrained(save_directory, config={**fields, NORM_SPEC_KEY: spec}, **options)
         return saved
 
@@ -64,12 +69,12 @@ class NormHubMixin(PyTorchModelHubMixin, tags=["contnorm"]):
         return super()._from_pretrained(**arguments)
 
     @classmethod
-    def _load_as_safetensor(cls, model: _Model, model_file: str, map_location: str, strict: bool) -> _Model:
+    def _load_as_safetensor(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
         _apply_stored_spec(model, Path(model_file))
         return super()._load_as_safetensor(model, model_file, map_location, strict)
 
     @classmethod
-    def _load_as_pickle(cls, model: _Model, model_file: str, map_location: str, strict: bool) -> _Model:
+    def _load_as_pickle(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
         _apply_stored_spec(model, Path(model_file))
         return super()._load_as_pickle(model, model_file, map_location, strict)
 
