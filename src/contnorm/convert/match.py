@@ -118,7 +118,7 @@ class MatchPlan:
             if isinstance(module, AbsorbedActivation):
                 self.wrappers[path] = module
             elif isinstance(module, ACTIVATIONS):
-                self.wrappers[path] = AbsorbedActivation(module, entry["shared"]).train(module.training)
+                self.wrappers[path] = AbsorbedActivation(module).train(module.training)
                 self.replace[module] = self.wrappers[path]
             elif module is not None:
                 self._reject(path, f"an activation in the spec, and a {type(module).__name__} in the model")
