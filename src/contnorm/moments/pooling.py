@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,25 @@ class PooledMoments:
         self.squares = self.squares.to(mean.device) + var * added + off * off * (self.total * share)
         self.count, self.total = self.count + count, total
         self.total_squares += added * weight
+
+    def merge(self, other: PooledMoments) -> None:
+        """Add the values of another pool on the same device."""
+        if other.total == 0:
+            return
+        total = self.total + other.total
+        off = other.mean - self.mean
+        share = other.total / total
+        self.mean = self.mean + off * share
+        self.squares = self.squares + other.squares + off * off * (self.total * share)
+        self.count, self.total = self.count + other.count, total
+        self.total_squares += other.total_squares
+
+    @property
+    def device(self) -> torch.device:
+        return self.mean.device
+
+    def to(self, device: torch.device | str) -> PooledMoments:
+        return replace(self, mean=self.mean.to(device), squares=self.squares.to(device))
 
 
 def pooling_hook(

@@ -47,6 +47,7 @@ from contnorm.moments.buffers import (
 from contnorm.moments.depth import trace_depths
 from contnorm.moments.freeze import evaluation_mode, freeze_stats, frozen_stats, is_frozen
 from contnorm.moments.pooling import PooledMoments, StopForward, pooling_hook
+from contnorm.moments.processes import check_process_group, pool_over_processes
 from contnorm.moments.progress import PassProgress, check_progress, show_progress
 from contnorm.moments.weights import BatchWeights, Weights
 
@@ -115,6 +116,7 @@ def reestimate(
     call: Call | None = None,
     frozen: Frozen = "raise",
     progress: bool | Console = False,
+    process_group: Any = None,
 ) -> Reestimated:
     """Set all running moments of a model to the exact moments of the given data (the paper's BN*), layer by layer.
 
@@ -136,6 +138,9 @@ def reestimate(
             set their moments too and leave them frozen; ``"keep"`` to leave their moments, so that later layers are
             measured with them.
         progress: Whether to show a progress bar; or the rich console to show it on. Without rich, lines on stderr.
+        process_group: The processes of ``torch.distributed`` whose data is pooled, such as
+            ``torch.distributed.group.WORLD``. Each of them calls this function with its own batches, and all get the
+            same moments. By default, the batches of this process alone are used.
 
     Returns:
         The old and new moments. Used as a context manager, it restores the old moments on exit.
@@ -173,6 +178,7 @@ def reestimate(
     """
     check_batches(batches)
     check_progress(progress)
+    check_process_group(process_group)
     batch_weights = None if weights is None else BatchWeights(weights, batches)
     layers = _targets(check_model(model, "reestimate"), frozen)
     old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [moment_buffers(layer)]}
@@ -180,7 +186,7 @@ def reestimate(
     with _released(layers):
         try:
             with torch.no_grad(), _in_evaluation(model), show_progress(progress, "Re-estimating moments") as shown:
-                reached = _measure_all(_Passes(model, layers, run, batch_weights, shown), batches)
+                reached = _measure_all(_Passes(model, layers, run, batch_weights, shown, process_group), batches)
         except BaseException:
             write_moments(layers, old)
             raise
@@ -234,8 +240,10 @@ class _Passes:
         run: Call,
         weights: BatchWeights | None,
         progress: PassProgress,
+        group: Any,
     ) -> None:
         self.model, self.layers, self.run, self.weights, self.progress = model, layers, run, weights, progress
+        self.group = group
         self.calls: dict[str, list[int]] = {}
         self.depth: int | None = 0
         self.batches: int | None = None  # batches of the first pass
@@ -246,7 +254,20 @@ class _Passes:
         return len({depth for depths in self.calls.values() for depth in depths})
 
     def measure(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
-        """Run one pass over the data: pool the inputs of the layers at the current depth."""
+        """Pool the inputs of the layers at the current depth over the data of all processes; write their moments."""
+        pools = pool_over_processes(lambda: self._run_pass(batches), self.group)
+        self._check_counts(pools)
+        # The layers before the next depth must normalize with the variance of a training-mode forward.
+        write_finite_moments(
+            self.layers,
+            {name: (p.mean, normalizing_variance(self.layers[name], p.var, p.effective)) for name, p in pools.items()},
+        )
+        deeper = {depth for depths in self.calls.values() for depth in depths if depth > (self.depth or 0)}
+        self.depth = min(deeper, default=None)
+        return pools
+
+    def _run_pass(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
+        """Run one pass over the data of this process."""
         pools: dict[str, PooledMoments] = {}
         seen, length = 0, number_of_batches(batches)
         for batch in batches:
@@ -259,16 +280,9 @@ class _Passes:
             seen += 1
             self.done += 1
             self.progress.update(self.done, length or self.batches, self.passes)
-        self._check(seen, pools)
+        self._check_batches(seen)
         if length is None and self.done == seen:
             self.progress.update(self.done, seen, self.passes)
-        # The layers before the next depth must normalize with the variance of a training-mode forward.
-        write_finite_moments(
-            self.layers,
-            {name: (p.mean, normalizing_variance(self.layers[name], p.var, p.effective)) for name, p in pools.items()},
-        )
-        deeper = {depth for depths in self.calls.values() for depth in depths if depth > (self.depth or 0)}
-        self.depth = min(deeper, default=None)
         return pools
 
     def _pool(self, batch: Any, index: int, pools: dict[str, PooledMoments], due: dict[str, int]) -> None:
@@ -281,7 +295,7 @@ class _Passes:
             hooks.enter_context(suppress(StopForward))
             self.run(self.model, batch)
 
-    def _check(self, seen: int, pools: dict[str, PooledMoments]) -> None:
+    def _check_batches(self, seen: int) -> None:
         if self.batches is None and seen == 0:
             raise ValueError("reestimate: batches is empty. Give at least one batch of data.")
         if self.batches is not None and seen != self.batches:
@@ -292,11 +306,13 @@ class _Passes:
         self.batches = seen
         if self.weights is not None:
             self.weights.check_count(seen)
+
+    def _check_counts(self, pools: dict[str, PooledMoments]) -> None:
         for name, pool in pools.items():
             if pool.count == 0:
                 or_weights = "" if self.weights is None else " or have the weight 0"
                 raise ValueError(
-                    f"reestimate: no data reached layer {name!r}: all {seen} batches are empty{or_weights}."
+                    f"reestimate: no data reached layer {name!r}: all {self.batches} batches are empty{or_weights}."
                 )
             if pool.count == 1:
                 with_weight = "" if self.weights is None else " with a weight above 0"
