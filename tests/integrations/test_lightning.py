@@ -15,6 +15,7 @@ import pytorch_lightning
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 import contnorm as cn
 from contnorm.integrations.lightning import (
@@ -291,6 +292,16 @@ def test_training_resumed_from_checkpoint_converts_before_optimizer(tmp_path: Pa
     assert cn.norm_spec(resumed) == cn.norm_spec(whole)
     # Momentum of the optimizer included, since the second epoch continues with it.
     assert equal(dict(resumed.state_dict()), dict(whole.state_dict()))
+
+
+def test_strategy_that_restores_after_setup_needs_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = quiet_trainer()
+    trainer.fit(Net("cn"), loader())
+    trainer.save_checkpoint(tmp_path / "net.ckpt")
+    monkeypatch.setattr(SingleDeviceStrategy, "restore_checkpoint_after_setup", True)
+    with pytest.raises(RuntimeError, match=r"other norms than Net, and SingleDeviceStrategy restores .* __init__"):
+        quiet_trainer(max_epochs=2).fit(Net("bn"), loader(), ckpt_path=tmp_path / "net.ckpt")
+    quiet_trainer(max_epochs=2).fit(Net("cn"), loader(), ckpt_path=tmp_path / "net.ckpt")
 
 
 def test_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:

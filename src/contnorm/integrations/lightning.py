@@ -150,8 +150,26 @@ class SavesNorms:
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Convert the norms to those of a checkpoint, before its weights are loaded."""
         if SPEC_KEY in checkpoint:
+            self._check_strategy(checkpoint[SPEC_KEY])
             apply_norm_spec(self, checkpoint[SPEC_KEY])  # type: ignore[arg-type]
         super().on_load_checkpoint(checkpoint)  # type: ignore[misc]
+
+    def _check_strategy(self, spec: Mapping[str, Any]) -> None:
+        """Raise if layers would have to be replaced that a strategy has wrapped, and an optimizer has, already."""
+        trainer = getattr(self, "_trainer", None)
+        if trainer is None or not trainer.strategy.restore_checkpoint_after_setup:
+            return
+        if _without_freezes(_local_spec(self)) != _without_freezes(spec):  # type: ignore[arg-type]
+            raise RuntimeError(
+                f"The checkpoint has other norms than {type(self).__name__}, and {type(trainer.strategy).__name__} "
+                f"restores checkpoints when norms can no longer be replaced. Build the norms of the checkpoint in "
+                f"__init__ or configure_model, with contnorm.apply_norm_spec or contnorm.convert_norm."
+            )
+
+
+def _without_freezes(spec: Mapping[str, Any]) -> dict[str, Any]:
+    norms = {path: {**entry, "frozen": None} for path, entry in spec["norms"].items()}
+    return {**spec, "norms": norms}
 
 
 def _local_spec(model: nn.Module) -> dict[str, Any]:
