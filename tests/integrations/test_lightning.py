@@ -168,6 +168,22 @@ def test_dict_batches_pass_through_hooks_of_module() -> None:
     assert equal(moments_of(module), exact_moments(module, dict_loader(last=False)))
 
 
+def test_batches_of_several_train_loaders_are_combined() -> None:
+    class Combined(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.loss(batch["near"]) + self.loss(batch["far"][0])
+
+    def call(module: nn.Module, batch: Any) -> Any:
+        return module(torch.cat([batch["near"][0], batch["far"][0][0]]))
+
+    module = Combined("cn")
+    train = {"near": loader(), "far": [loader(4, samples=8, shift=2.0)]}  # the shorter one begins again
+    quiet_trainer(callbacks=[ReestimateMoments(4, call=call)]).fit(module, train, loader(seed=1))
+    near, far = list(loader()), list(loader(4, samples=8, shift=2.0)) * 2
+    joint = [torch.cat([a, b]) for (a, _), (b, _) in zip(near, far, strict=True)]
+    assert equal(moments_of(module), exact_moments(module, joint))
+
+
 def test_call_runs_in_precision_of_trainer() -> None:
     dtypes = []
 

@@ -147,6 +147,7 @@ def test_predictions_have_exact_moments_and_running_ones_return(tmp_path: Path) 
     trainer.predict(Images(seed=1))
     close(seen[0], exact_moments(trainer.model))
     assert equal(moments_of(trainer.model), before)
+    assert trainer.accelerator.gradient_state.active_dataloader is None  # of accelerate, as after a plain prediction
 
 
 def test_iterable_train_dataset_gives_batches(tmp_path: Path) -> None:

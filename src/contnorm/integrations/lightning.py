@@ -24,7 +24,7 @@ from contnorm.convert.sync import convert_sync, revert_sync
 from contnorm.diagnosis.measure import ByTask, Predict, diagnose
 from contnorm.diagnosis.result import Diagnosis
 from contnorm.integrations.extras import missing_extra
-from contnorm.integrations.random_state import random_state_restored
+from contnorm.integrations.generators import generators_restored
 from contnorm.model_norms import apply_norm_spec, norm_spec
 from contnorm.moments.batches import Call, call_on_batch
 from contnorm.moments.buffers import Frozen
@@ -304,7 +304,7 @@ class ReestimateMoments(Callback):
         if when not in self.when:
             return
         # Lightning evaluates in inference mode, whose tensors can't be used in training.
-        with torch.inference_mode(False), random_state_restored(*_train_generators(trainer)):
+        with torch.inference_mode(False), generators_restored(*_train_generators(trainer)):
             self._reestimated = reestimate(
                 module,
                 _OnDevice(self._data(trainer, module), trainer, module),
@@ -393,7 +393,7 @@ class NormEffect(Callback):
         train = _tasks(self.batches_by_task, trainer, module)
         test = None if self.test_by_task is None else _tasks(self.test_by_task, trainer, module)
         call = _in_precision(trainer, self.call)
-        with torch.inference_mode(False), random_state_restored(*_train_generators(trainer)), _released(module):
+        with torch.inference_mode(False), generators_restored(*_train_generators(trainer)), _released(module):
             self.diagnosis = diagnose(module, train, test_by_task=test, predict=self.predict, call=call)
         return {f"norm_effect/{name}": value for name, value in self._metrics(self.diagnosis).items()}
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from contnorm.integrations.extras import missing_extra
-from contnorm.integrations.random_state import random_state_restored
+from contnorm.integrations.generators import generators_restored
 from contnorm.layers.renorm import BatchRenormBase
 from contnorm.model_norms import apply_norm_spec, norm_spec
 from contnorm.moments.batches import Call, call_on_batch
@@ -283,7 +283,7 @@ class MomentsTrainer:
         if self._has_moments:
             yield
             return
-        with random_state_restored():
+        with generators_restored():
             moments = reestimate(
                 self.model,
                 self._moments_data(),
@@ -303,7 +303,7 @@ class MomentsTrainer:
         with self.compute_loss_context_manager():
             return (self.moments_call or call_on_batch)(model, self._prepare_inputs(batch))
 
-    def _moments_data(self: Any) -> Iterable[Any]:
+    def _moments_data(self) -> Iterable[Any]:
         if isinstance(self.moments_batches, int):
             return list(islice(self._train_batches(), self.moments_batches))
         if callable(self.moments_batches) and not isinstance(self.moments_batches, Iterable):
@@ -316,8 +316,8 @@ class MomentsTrainer:
                 "MomentsTrainer: there is no train_dataset to draw batches from. Give it, or moments_batches= batches."
             )
         prepared = self.get_train_dataloader()
-        # A loader that accelerate prepared counts as the running one until its end, also when only its first batches
-        # are read, and would disturb the accumulation of gradients. So its parts are iterated.
+        # A loader that accelerate prepared stays its active one if only its first batches are read. So a plain loader
+        # reads the same parts.
         if isinstance(prepared.dataset, IterableDataset):
             batching = {"batch_size": prepared.batch_size, "drop_last": prepared.drop_last}
         else:

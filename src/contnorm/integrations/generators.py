@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-__all__ = ["random_state_restored"]
+__all__ = ["generators_restored"]
 
 
 @contextmanager
-def random_state_restored(*owners: object) -> Iterator[None]:
+def generators_restored(*owners: object) -> Iterator[None]:
     """Restore the global generators of Python, NumPy and torch on exit, and the generators of some objects.
 
     Args:
@@ -21,7 +21,7 @@ def random_state_restored(*owners: object) -> Iterator[None]:
 
     Example:
         >>> before = torch.random.get_rng_state()
-        >>> with random_state_restored():
+        >>> with generators_restored():
         ...     _ = torch.randn(3)
         >>> torch.equal(torch.random.get_rng_state(), before)
         True
