@@ -71,10 +71,10 @@ def fresh() -> dict[tuple[str, str], dict[int, tuple[float, float, float]]]:
     [
         ("split-cifar100-fine-grid.jsonl.gz", 283),
         ("runs/split-cifar100-fresh-seeds.jsonl.gz", 640),
-        ("runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz", 225),
+        ("runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz", 226),
         ("runs/permuted-mnist-fresh-seeds.jsonl.gz", 128),
-        ("runs/split-cifar100-panel.jsonl.gz", 88),
-        ("split-cifar100-panel-validation.jsonl.gz", 265),
+        ("runs/split-cifar100-panel.jsonl.gz", 216),
+        ("split-cifar100-panel-validation.jsonl.gz", 462),
     ],
 )
 def test_archives_have_the_described_runs(name: str, count: int) -> None:
@@ -123,7 +123,7 @@ def test_paired_difference_matches_the_records(
     assert len(values) == seeds
     spreads = [np.std([one[0] for one in cell.values()], ddof=1) for cell in (bn, cn)]
     assert "{:.2f} and {:.2f} with {}".format(*spreads, strategy) in text
-    _, mean, low, high = staged_rule("2", differences, set())
+    _, mean, low, high = staged_rule(COMPARISONS["2"], differences, set())
     assert f"{mean:+.2f} points with {strategy} ({low:+.2f} to {high:+.2f}, {seeds} seeds)" in README
 
 
@@ -160,6 +160,7 @@ STRATEGIES = {"er": "ER", "derpp": "DER++", "single": "Single"}
 VARIANTS = ("bn_gn", "cn_tied", "bn_gn_tied")
 # The staged rule: comparisons of each table among which 0.05 is divided, and the share of each stage.
 COMPARISONS = {"1": 8, "2": 44, "8": 15, "9": 6, "10": 8, "12": 5}
+PANEL_COMPARISONS = 74
 STAGES = {8: 0.05, 16: 0.1, 32: 0.15, 64: 0.25, 128: 0.35}
 MARGIN = 1.0
 
@@ -208,14 +209,14 @@ def test_more_tables_have_the_scores_of_their_records(by_rate: dict[tuple[str, s
             assert is_rounded(mean, column.mean()) and is_rounded(deviation, column.std(ddof=1)), (runs, norm, text)
 
 
-def staged_rule(table: str, differences: dict[int, float], diverged: set[int]) -> tuple[int, float, float, float]:
+def staged_rule(comparisons: int, differences: dict[int, float], diverged: set[int]) -> tuple[int, float, float, float]:
     """Seeds and mean difference of the last complete stage, and the intersection of the intervals of all stages."""
     size, mean, low, high = 0, np.nan, -np.inf, np.inf
     for seeds, share in STAGES.items():
         if not set(range(100, 100 + seeds)) <= differences.keys() | diverged:
             break
         values = [differences[seed] for seed in range(100, 100 + seeds) if seed in differences]
-        half = stats.t.ppf(1 - 0.05 / COMPARISONS[table] * share / 2, len(values) - 1) * stats.sem(values)
+        half = stats.t.ppf(1 - 0.05 / comparisons * share / 2, len(values) - 1) * stats.sem(values)
         size, mean = seeds, float(np.mean(values))
         low, high = max(low, mean - half), min(high, mean + half)
     return size, mean, low, high
@@ -241,7 +242,7 @@ def diverged_seeds() -> dict[tuple[str, str], set[int]]:
 def test_comparisons_match_the_records(by_rate: dict[tuple[str, str], dict[str, Scores]]) -> None:
     """Paired differences, with the interval and the verdict of the staged rule."""
     what = r"^\| (\d+) \| ([^|]+) \| (ACC|FM|LA) \| (.+) less (.+)"
-    pattern = what + r" \| (\d+) \| (\S+) \| (?:(\S+) to (\S+)|-) \| ([^|]+) \|$"
+    pattern = what + r" \| (\d+) \| (\S+) \| (\S+) to (\S+) \| ([^|]+) \|$"
     rows = re.findall(pattern, PAGE, re.M)
     counts = Counter(row[0] for row in rows)
     assert counts == {"1": 6, "2": 22, "8": 3, "9": 4, "10": 4, "12": 5}
@@ -251,12 +252,9 @@ def test_comparisons_match_the_records(by_rate: dict[tuple[str, str], dict[str, 
         both = cells[first].keys() & cells[second].keys()
         differences = {seed: cells[first][seed][column] - cells[second][seed][column] for seed in both}
         lost = set().union(*(diverged_seeds().get((runs, norm), set()) for norm in (first, second)))
-        seeds, mean, low, high = staged_rule(table, differences, lost)
+        seeds, mean, low, high = staged_rule(COMPARISONS[table], differences, lost)
         place = (table, runs, score, first, second)
         assert printed[0] == str(seeds), place
-        if not seeds:  # before the first stage
-            assert printed[1:] == ["-", "", "", "undecided"]
-            continue
         assert all(text[0] in "+-" for text in printed[1:4])
         assert all(map(is_rounded, printed[1:4], (mean, low, high))), (place, mean, low, high)
         assert printed[4] == verdict(low, high), place
@@ -272,7 +270,7 @@ def test_drift_of_variances_matches_the_records(strategy: str) -> None:
         if record["config"]["strategy"]["name"] == strategy
     }
     differences = {seed: float(drift["norm2"]["var"]) - float(drift["norm1"]["var"]) for seed, drift in last.items()}
-    seeds, mean, low, high = staged_rule("1", differences, set())
+    seeds, mean, low, high = staged_rule(COMPARISONS["1"], differences, set())
     row = f"| 1 | {STRATEGIES[strategy]} | drift of variances | BN, layer 2 less layer 1 | {seeds} | {mean:+.2f} | "
     assert f"{row}{low:+.2f} to {high:+.2f} | {verdict(low, high)} |" in PAGE
 
@@ -291,7 +289,6 @@ def test_diverged_run_of_the_fresh_seeds_is_named() -> None:
 
 
 PANEL, PANEL_VALIDATION = "runs/split-cifar100-panel.jsonl.gz", "split-cifar100-panel-validation.jsonl.gz"
-PANEL_COMPARISONS = 74
 PANEL_LABELS = {
     "adab2n": "AdaB2N",
     "tbbn": "TBBN",
@@ -311,62 +308,93 @@ def panel_label(config: dict[str, Any]) -> str:
     return PANEL_LABELS.get(config["norm"]["name"], moments[config["evaluate"]["moments"]])
 
 
+# Entries with the seeds of the second stage, by strategy; the others have those of the first.
+MEMORY = "BN, moments of the memory"
+LONGER = {"ER": {MEMORY, "TBBN", "GN with weight standardization", "IABN"}, "DER++": {MEMORY}}
+RUNNING = ", evaluated with running ones"
+
+
 @pytest.fixture(scope="module")
-def panel(fresh: dict[tuple[str, str], Scores]) -> dict[str, Scores]:
-    """Scores with ER and seeds 100 to 107 of the panel's entries, and of BN and CN from the other archive."""
-    found: dict[str, Scores] = {}
+def panel(fresh: dict[tuple[str, str], Scores]) -> dict[tuple[str, str], Scores]:
+    """Scores of the panel's entries by strategy and label, and of the first 16 seeds of BN and CN."""
+    found: dict[tuple[str, str], Scores] = {}
     for record in finished(PANEL):
-        label, running = panel_label(record["config"]), record.get("matrix_running")
-        found.setdefault(label, {})[record["seed"]] = scores(record)
-        if running:
-            found.setdefault(f"{label}, evaluated with running ones", {})[record["seed"]] = scores(
-                record, "matrix_running"
-            )
-    for label in ("BN", "CN, 32 groups"):
-        known = fresh["ER", label]
-        found[label.removesuffix(", 32 groups")] = {seed: known[seed] for seed in range(100, 108)}
+        key = (STRATEGIES[record["config"]["strategy"]["name"]], panel_label(record["config"]))
+        found.setdefault(key, {})[record["seed"]] = scores(record)
+        if record.get("matrix_running"):
+            found.setdefault((key[0], key[1] + RUNNING), {})[record["seed"]] = scores(record, "matrix_running")
+    for strategy in LONGER:
+        for label in ("BN", "CN, 32 groups"):
+            known = fresh[strategy, label]
+            found[strategy, label.removesuffix(", 32 groups")] = {seed: known[seed] for seed in range(100, 116)}
     return found
 
 
-def test_panel_has_the_scores_of_its_records(panel: dict[str, Scores]) -> None:
-    rates = {panel_label(record["config"]): record["config"]["train"]["lr"] for record in records(PANEL)}
+def part_of_panel(strategy: str) -> str:
+    """The section of the page on the panel with one strategy."""
+    text = PAGE.partition(f"### The panel with {strategy}\n")[2]
+    return re.split(r"^##", text, flags=re.M)[0]
+
+
+@pytest.mark.parametrize("strategy", LONGER)
+def test_panel_has_the_scores_of_its_records(panel: dict[tuple[str, str], Scores], strategy: str) -> None:
+    rates = {
+        panel_label(record["config"]): record["config"]["train"]["lr"]
+        for record in records(PANEL)
+        if STRATEGIES[record["config"]["strategy"]["name"]] == strategy
+    }
     rates |= {"BN": 0.005, "CN": 0.01}
-    for label, cell in panel.items():
-        values = np.array([cell[seed] for seed in range(100, 108)])
-        rate = rates[label.removesuffix(", evaluated with running ones")]
-        texts = " | ".join(f"{column.mean():.2f} ± {column.std(ddof=1):.2f}" for column in values.T)
-        assert f"| {label} | {rate:g} | {texts} |" in PAGE
-    assert len(panel) == 15
+    expected = []
+    for label in (label for of, label in panel if of == strategy):
+        base, cell = label.removesuffix(RUNNING), panel[strategy, label]
+        assert sorted(cell) == list(range(100, 116 if base in {"BN", "CN", *LONGER[strategy]} else 108))
+        texts = " | ".join(f"{one.mean():.2f} ± {one.std(ddof=1):.2f}" for one in np.array(list(cell.values())).T)
+        expected.append(f"| {label} | {rates[base]:g} | {len(cell)} | {texts} |")
+    printed = re.findall(r"^\| .* ± .* \|$", part_of_panel(strategy), re.M)
+    assert len(expected) == 15 and Counter(printed) == Counter(expected)
 
 
-def test_panel_comparisons_match_the_records(panel: dict[str, Scores]) -> None:
+@pytest.mark.parametrize("strategy", LONGER)
+def test_panel_comparisons_match_the_records(panel: dict[tuple[str, str], Scores], strategy: str) -> None:
     """Paired differences in ACC with ordinary 95 % intervals, and with those of the staged rule and its verdicts."""
     assert count_comparisons(find_recipe("panel")) == PANEL_COMPARISONS
     assert f"the {PANEL_COMPARISONS} comparisons of the panel" in " ".join(PAGE.split())
-    rows = re.findall(r"^\| (.+) less (BN|CN) \| (\S+) \| (\S+) to (\S+) \| (\S+) to (\S+) \| ([^|]+) \|$", PAGE, re.M)
-    others = [label for label in panel if label not in ("BN", "CN") and "running" not in label]
+    pattern = r"^\| (.+) less (BN|CN) \| (\d+) \| (\S+) \| (\S+) to (\S+) \| (\S+) to (\S+) \| ([^|]+) \|$"
+    rows = re.findall(pattern, part_of_panel(strategy), re.M)
+    others = [label for of, label in panel if of == strategy and label not in ("BN", "CN") and RUNNING not in label]
     only_bn = ("BN, frozen after the first task", "BN, moments of each task")  # no question compares them with CN
     pairs = [(first, second) for first in others for second in ("BN", "CN") if second == "BN" or first not in only_bn]
     assert Counter(row[:2] for row in rows) == Counter(pairs)
-    for first, second, *printed, outcome in rows:
-        differences = [panel[first][seed][0] - panel[second][seed][0] for seed in range(100, 108)]
-        mean, error = float(np.mean(differences)), float(stats.sem(differences))
-        half = stats.t.ppf(0.975, 7) * error
-        wide = stats.t.ppf(1 - 0.05 / PANEL_COMPARISONS * STAGES[8] / 2, 7) * error
-        expected = (mean, mean - half, mean + half, mean - wide, mean + wide)
+    for first, second, seeds, *printed, outcome in rows:
+        one, other = panel[strategy, first], panel[strategy, second]
+        differences = {seed: one[seed][0] - other[seed][0] for seed in one}
+        values = list(differences.values())
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+        size, mean, low, high = staged_rule(PANEL_COMPARISONS, differences, set())
+        assert int(seeds) == size == len(values)
+        expected = (mean, mean - half, mean + half, low, high)
         assert all(map(is_rounded, printed, expected)), (first, second, expected)
-        assert outcome == verdict(mean - wide, mean + wide)
-    memory = "BN, moments of the memory"
-    mean = {label: np.mean([one[0] for one in panel[label].values()]) for label in panel}
-    running = mean[f"{memory}, evaluated with running ones"]
+        assert outcome == verdict(low, high)
+    higher = [row[:2] for row in rows if row[-1].startswith("higher")]
+    assert higher == ([(MEMORY, "CN")] if strategy == "DER++" else [])
+    assert "with DER++, it is above CN" in README
+
+
+@pytest.mark.parametrize("strategy", LONGER)
+def test_panel_advantage_of_the_memory_is_stated(panel: dict[tuple[str, str], Scores], strategy: str) -> None:
+    mean = {label: np.mean([one[0] for one in cell.values()]) for (of, label), cell in panel.items() if of == strategy}
+    running = mean[MEMORY + RUNNING]
     parts = (
-        f"{running - mean['BN']:.2f} points are due to its learning rate, and {mean[memory] - running:.2f} to the eval"
+        f"{running - mean['BN']:.2f} points are due to its learning rate, and {mean[MEMORY] - running:.2f} to the eval"
     )
-    assert parts in " ".join(PAGE.split())
-    assert not any(outcome.startswith("higher") for _, second, *_, outcome in rows if second == "BN")
-    assert "Of eight newer norms with ER, none is shown to be above BN (8 seeds)." in README
-    assert max(mean, key=lambda label: mean[label]) == memory
-    assert f"has the highest mean, {mean[memory] - mean['BN']:.2f} points above BN, which is undecided." in README
+    assert parts in " ".join(part_of_panel(strategy).split())
+    assert max(mean, key=lambda label: mean[label]) == MEMORY
+    if strategy == "DER++":
+        above = {label for label in mean if mean[label] > mean["BN"] and RUNNING not in label}
+        assert above == {MEMORY, "IABN"} and "no other entry has a higher mean than BN" in " ".join(PAGE.split())
+    gain = f"{mean[MEMORY] - mean['BN']:.2f} points above BN with {strategy}"
+    assert gain in README
+    assert "Of eight newer norms, none is shown to be above BN (8 or 16 seeds)." in README
 
 
 def test_panel_runs_have_equal_budgets_and_repeat_the_earlier_training() -> None:
@@ -374,10 +402,7 @@ def test_panel_runs_have_equal_budgets_and_repeat_the_earlier_training() -> None
     assert {record["config"]["stream"]["part"] for record in contents} == {"validate"}
     assert {record["seed"] for record in contents} == {0, 1, 2}
     budgets = Counter((record["config"]["strategy"]["name"], panel_label(record["config"])) for record in contents)
-    assert {strategy: {budgets[of] for of in budgets if of[0] == strategy} for strategy in ("er", "derpp")} == {
-        "er": {21},
-        "derpp": {19, 15},
-    }
+    assert len(budgets) == 22 and set(budgets.values()) == {21}
     older = [r for grid in ("coarse", "fine") for r in records(f"split-cifar100-{grid}-grid.jsonl.gz")]
     names = [
         (r["config"]["strategy"]["name"], r["config"]["norm"]["name"], r["config"]["norm"]["schedule"]) for r in older
@@ -394,25 +419,82 @@ def test_panel_runs_have_equal_budgets_and_repeat_the_earlier_training() -> None
         if "matrix_running" in record
         and (of := (record["config"]["strategy"]["name"], record["config"]["train"]["lr"], record["seed"])) in bn
     ]
-    assert len(pairs) == 58 and all(again == first for again, first in pairs)
-    assert "in all 58 cases" in " ".join(PAGE.split())
+    assert len(pairs) == 78 and all(again == first for again, first in pairs)
+    assert "in all 78 cases" in " ".join(PAGE.split())
+    balanced = [
+        record["matrix"] == bn["derpp", record["config"]["train"]["lr"], record["seed"]]
+        for record in contents
+        if record["config"]["strategy"]["name"] == "derpp" and record["config"]["norm"]["name"] == "tbbn"
+    ]
+    assert balanced == [True] * 21 and "the same in all 21 cases" in " ".join(PAGE.split())
 
 
-def test_other_settings_of_the_panel_have_the_scores_of_their_records() -> None:
+def test_panel_selected_no_rate_at_an_end_and_diverged_runs_are_named() -> None:
+    contents = records(PANEL_VALIDATION)
+    tried: dict[tuple[str, str], set[float]] = {}
+    for record in contents:
+        config = record["config"]
+        tried.setdefault((config["strategy"]["name"], panel_label(config)), set()).add(config["train"]["lr"])
+    for record in records(PANEL):
+        config = record["config"]
+        rates = tried[config["strategy"]["name"], panel_label(config)]
+        assert min(rates) < config["train"]["lr"] < max(rates)
+    diverged = Counter(
+        (record["config"]["strategy"]["name"], panel_label(record["config"]), record["config"]["train"]["lr"])
+        for record in contents
+        if record.get("status") == "diverged"
+    )
+    frozen = "BN, frozen after the first task"
+    assert diverged == {
+        **{(strategy, "AdaB2N", 0.1): 3 for strategy in ("er", "derpp")},
+        **{("derpp", "RBN", rate): 2 for rate in (0.03, 0.1)},
+        **{("derpp", frozen, rate): 1 for rate in (0.01, 0.03, 0.1)},
+    }
+    text = " ".join(PAGE.split())
+    assert "RBN diverged at 0.03 and 0.1 with two of three seeds" in text
+    assert "BN frozen after the first task at 0.01, 0.03 and 0.1 with one" in text
+    assert len(finished(PANEL)) == len(records(PANEL)) and "All runs on the test tasks finished." in text
+
+
+def test_commits_of_the_panel_are_stated() -> None:
+    commits = Counter(
+        (record["config"]["stream"]["part"], record["config"]["strategy"]["name"], record["commit"][:12])
+        for name in (PANEL, PANEL_VALIDATION)
+        for record in records(name)
+        if record["config"]["strategy"]["name"] == "derpp" or record["seed"] > 107
+    )
+    assert commits.pop(("validate", "derpp", "12f4381d91ce")) == 34
+    assert {commit for *_, commit in commits} == {"da1039b055cf"}
+    first = {r["commit"][:12] for n in (PANEL, PANEL_VALIDATION) for r in records(n) if r["seed"] <= 107 and is_er(r)}
+    assert first == {"12f4381d91ce"}
+    text = " ".join(PAGE.split())
+    assert "34 of the trials with DER++ have commit 12f4381d91ce, the other runs da1039b055cf" in text
+
+
+def is_er(record: dict[str, Any]) -> bool:
+    return record["config"]["strategy"]["name"] == "er"
+
+
+@pytest.mark.parametrize("strategy", ["er", "derpp"])
+def test_other_settings_of_the_panel_have_the_scores_of_their_records(strategy: str) -> None:
     """Settings of round 2 other than rates: mean ACC of three seeds on the validation tasks."""
     found: dict[tuple[str, str], list[float]] = {}
     for record in finished(PANEL_VALIDATION):
         config = record["config"]
-        if config["strategy"]["name"] == "er" and config["train"]["lr"] == 0.003:
+        if config["strategy"]["name"] == strategy and config["train"]["lr"] == 0.003:
             setting = str(config["norm"].get("kappa", config["evaluate"].get("weights", "plain")))
             found.setdefault((panel_label(config), setting), []).append(scores(record)[0])
-    memory = {weights: np.mean(found["BN, moments of the memory", weights]) for weights in ("plain", "task", "batch")}
+    memory = {weights: np.mean(found[MEMORY, weights]) for weights in ("plain", "task", "batch")}
     ada = {kappa: np.mean(found["AdaB2N", kappa]) for kappa in ("plain", "0.4", "0.1")}
     text = " ".join(PAGE.split())
-    assert (
-        "ACC of {plain:.2f} with equal weights, {task:.2f} by task and {batch:.2f} as a batch".format(**memory) in text
-    )
-    assert "{:.2f} with `kappa` 1, {:.2f} with 0.4 and {:.2f} with 0.1".format(*ada.values()) in text
+    if strategy == "er":
+        weights = "ACC of {plain:.2f} with equal weights, {task:.2f} by task and {batch:.2f} as a batch"
+        assert weights.format(**memory) in text
+    else:
+        assert found[MEMORY, "plain"] == found[MEMORY, "task"] == found[MEMORY, "batch"]
+        assert f"DER++ it has {memory['plain']:.2f} with all three weights" in text
+    name = STRATEGIES[strategy]
+    assert "{:.2f} with `kappa` 1, {:.2f} with 0.4 and {:.2f} with 0.1 with {}".format(*ada.values(), name) in text
 
 
 EXPLORATORY = {

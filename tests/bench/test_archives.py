@@ -263,9 +263,9 @@ COMMITTED = {
     "cocoseq-mini.jsonl.gz": (50, 0, "1ce54089f60e0e9e"),
     "runs/permuted-mnist-fresh-seeds.jsonl.gz": (128, 0, "35f53b1f67f40fd0"),
     "runs/split-cifar10.jsonl.gz": (75, 0, "1904aeb9210a4648"),
-    "runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz": (225, 0, "da785310d49d8c11"),
+    "runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz": (226, 0, "b4c2fdf232672e3e"),
     "runs/split-cifar100-fresh-seeds.jsonl.gz": (639, 1, "47cd01f4e8b82669"),
-    "runs/split-cifar100-panel.jsonl.gz": (88, 0, "50df6a2346de9f36"),
+    "runs/split-cifar100-panel.jsonl.gz": (216, 0, "bb2da5a47a2cffcd"),
     "runs/split-mini-imagenet.jsonl.gz": (30, 0, "e0962691e18b353e"),
     "runs/split-tiny-imagenet.jsonl.gz": (10, 0, "8228e7f62d557354"),
     "runs/table3/timed.jsonl.gz": (14, 0, "30dd1fee350b3d11"),
@@ -274,7 +274,7 @@ COMMITTED = {
     "split-cifar100-coarse-grid.jsonl.gz": (233, 7, "d60a5e6c35abf600"),
     "split-cifar100-exploratory.jsonl.gz": (140, 0, "eb5e5571dc2f9b79"),
     "split-cifar100-fine-grid.jsonl.gz": (283, 0, "e756ad446b7127a3"),
-    "split-cifar100-panel-validation.jsonl.gz": (259, 6, "896bba33b383c34b"),
+    "split-cifar100-panel-validation.jsonl.gz": (449, 13, "f389109051b91bde"),
 }
 
 
@@ -293,7 +293,7 @@ def test_all_committed_archives_are_checked() -> None:
     assert {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.jsonl*")} == set(COMMITTED)
     assert not [path for path in FOLDER.rglob("*.json") if path.stem.isdecimal()], "single records"
     content = Store(FOLDER).load_all()
-    assert content.problems == [] and len(content.records) == 233 + 283 + 50 + 44 + 140 + 259
+    assert content.problems == [] and len(content.records) == 233 + 283 + 50 + 44 + 140 + 449
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="records of other data sets are not part of the repository")
