@@ -145,7 +145,7 @@ def test_selection_of_the_panel_is_that_of_its_records() -> None:
         assert {one.lr: one.mean for one in chosen.grid if not one.diverged} == pytest.approx(means)
         best = means[chosen.lr] + 1e-9
         assert all(fmean(values) <= best for other, values in others.items() if other[:4] == key), "a rate alone"
-    assert new == 11 and not kept
+    assert new == 22 and not kept
 
 
 def run_of(config: RunConfig) -> tuple[str, ...]:
