@@ -1211,6 +1211,7 @@ def test_page_of_the_rivals_states_what_the_panel_decides() -> None:
     text = " ".join((DOCS / "concepts" / "rivals.md").read_text().split())
     assert "With ER and DER++ on Split CIFAR-100, none of them is shown to be above BN or CN" in text
     assert "FRN and robust batch norm are below both, and EvoNorm-S0 is below CN." in text
+    assert "batch norm with DER++: runs of both have the same accuracy" in text and balancing()["tbbn"].holds
     assert verdicts["EvoNorm-S0", "BN", "er"] == "undecided" and verdicts["EvoNorm-S0", "BN", "derpp"] == "lower"
 
 
