@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from contnorm.bench.engine.cost import estimate_seconds
+from contnorm.bench.cost import CostModel, recorded_timings
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.run_dir import RunDir
 
@@ -53,17 +53,19 @@ def group_jobs(jobs: Sequence[Job], environment: RunEnvironment, workers: int | 
             yield JobGroup(group[i : i + size], steps[group[0]])
 
 
-def plan_units(jobs: Sequence[Job], environment: RunEnvironment, workers: int | None = None) -> list[Unit]:
+def plan_units(
+    jobs: Sequence[Job], environment: RunEnvironment, workers: int | None = None, costs: CostModel | None = None
+) -> list[Unit]:
     """Return the units of some jobs, longest first; those of equal length are in the order of their jobs.
 
     Args:
         jobs: The jobs.
         environment: Their environment, with the lanes of a unit.
         workers: Number of units that are executed at a time; None if it is unknown.
+        costs: Estimates of the seconds of runs; None for those of the records in the folder of runs.
     """
-    seconds = {config: estimate_seconds(config, environment.device) for config in {job.config: None for job in jobs}}
-    units = [
-        Unit(tuple(group.jobs), sum(seconds[job.config] for job in group.jobs))
-        for group in group_jobs(jobs, environment, workers)
-    ]
+    if costs is None:
+        costs = CostModel(recorded_timings(environment.runs), environment.device.type)
+    groups = [tuple(group.jobs) for group in group_jobs(jobs, environment, workers)]
+    units = [Unit(group, costs.group_seconds([job.config for job in group])) for group in groups]
     return sorted(units, key=lambda unit: -unit.seconds)
