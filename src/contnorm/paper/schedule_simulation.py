@@ -1,7 +1,8 @@
 """The time of the whole paper on many GPUs, simulated from recorded times.
 
-``python -m contnorm.paper.schedule_simulation RECORDS...`` prints it, with the costs of the given records. The runs of all recipes are planned as a launcher plans them: groups of lanes, longest first. Each GPU takes the next
-group when it is free. No run is executed.
+``python -m contnorm.paper.schedule_simulation RECORDS...`` prints it, with the costs of the given records. The runs of
+all recipes are planned as a launcher plans them: groups of lanes, longest first. Each GPU takes the next group when it
+is free. No run is executed.
 """
 
 from __future__ import annotations
