@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -72,7 +72,6 @@ class RunInterrupted(KeyboardInterrupt):
         self.signal = number
 
 
-@cache
 def _terminated(cls: type[RunInterrupted]) -> type[RunInterrupted]:
     """The subclass of an exception that is a `SystemExit` too."""
     return type(cls.__name__, (cls, SystemExit), {"code": 128 + signal.SIGTERM, "__module__": cls.__module__})

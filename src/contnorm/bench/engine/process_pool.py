@@ -38,7 +38,7 @@ WORKER = "contnorm.bench.engine.worker"
 class Work(Protocol):
     """The function that executes one job in a worker process."""
 
-    def __call__(self, job: Any, stop: Callable[[], bool]) -> Iterator[Any]: ...
+    def __call__(self, job: Any, stop: Callable[[], bool], /) -> Iterator[Any]: ...
 
 
 def can_start_workers() -> bool:
