@@ -37,7 +37,9 @@ class LauncherSpec:
 
 _PACKAGE = "contnorm.bench.launchers"
 LAUNCHERS = {
-    "local": LauncherSpec(f"{_PACKAGE}.local:LocalLauncher", "this machine: one GPU, or a process per CPU core"),
+    "local": LauncherSpec(f"{_PACKAGE}.local:LocalLauncher", "this machine: its GPUs, or a process per CPU core"),
+    "joblib": LauncherSpec(f"{_PACKAGE}.joblib_launcher:JoblibLauncher", "processes of joblib, or its other engines"),
+    "submitit": LauncherSpec(f"{_PACKAGE}.submitit_launcher:SubmititLauncher", "jobs of a Slurm cluster"),
 }
 
 

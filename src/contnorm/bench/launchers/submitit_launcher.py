@@ -1,0 +1,113 @@
+"""The submitit launcher: a Slurm job for each unit."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from contnorm.bench.engine.events import Failed
+from contnorm.bench.engine.job_events import Event
+from contnorm.bench.engine.units import Unit
+from contnorm.bench.engine.work import UnitWork
+from contnorm.bench.launchers.base import Launcher
+from contnorm.bench.launchers.batch_unit import BatchUnit, UnitResult, stop_file
+from contnorm.bench.loggers.registry import import_library
+
+__all__ = ["SubmititLauncher"]
+
+POLL = 1.0  # seconds between two looks at the jobs
+
+
+class SubmititLauncher(Launcher):
+    """Executes each unit as a Slurm job, with submitit. Its events arrive when the job ends, not while it runs.
+
+    The folder of runs and the one of submitit must be on a file system that all nodes see. A job that Slurm preempts or
+    that reaches its time limit is requeued by submitit, and resumes from its checkpoints.
+
+    Args:
+        folder: Folder of submitit, for scripts and logs of jobs.
+        cluster: ``"slurm"``, ``"local"`` (processes of this machine) or ``"debug"`` (this process); None for Slurm
+            where it is installed, otherwise local.
+        partition: Partition of Slurm; None for the default one.
+        timeout_min: Time limit of a job, in minutes.
+        most_jobs: Largest number of jobs that run at a time. Runs are divided into at least as many groups.
+        parameters: Further parameters of ``submitit.AutoExecutor.update_parameters``, such as ``{"mem_gb": 32}``.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = "submitit",
+        cluster: str | None = None,
+        partition: str | None = None,
+        timeout_min: int = 240,
+        most_jobs: int = 8,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        submitit = import_library("submitit", "submitit")
+        self.folder, self._most_jobs = Path(folder).absolute(), most_jobs
+        self._executor = submitit.AutoExecutor(self.folder, cluster=cluster)
+        own = {"timeout_min": timeout_min, "slurm_array_parallelism": most_jobs, "name": "contnorm"}
+        own |= {"slurm_partition": partition} if partition is not None else {}
+        self._executor.update_parameters(**{**own, **(parameters or {})})
+
+    def workers(self) -> int | None:
+        """Return the largest number of jobs that run at a time."""
+        return self._most_jobs
+
+    def launch(self, work: UnitWork, units: Sequence[Unit], stop: Callable[[], bool]) -> Iterator[Event]:
+        """Submit units as one array of jobs, then wait for them; after a request to stop, those that run save."""
+        gpus, threads = int(work.environment.device.type == "cuda"), work.environment.threads
+        self._executor.update_parameters(gpus_per_node=gpus, cpus_per_task=threads)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with stop_file(self.folder, f"stop-{secrets.token_hex(8)}", stop) as file:
+            calls = [_RequeuedUnit(call.payload, call.unit, call.stop) for call in BatchUnit.of(work, [*units], file)]
+            with self._executor.batch():
+                jobs = [self._executor.submit(call) for call in calls]
+            waiting = dict(zip(jobs, units, strict=True))
+            try:
+                while waiting:
+                    for job in [job for job in waiting if job.done()]:
+                        yield from _events(job, waiting.pop(job))
+                    if file.exists():
+                        _cancel_pending(waiting)
+                    if waiting:
+                        time.sleep(POLL)
+            except Exception:
+                file.touch()
+                _cancel_pending(waiting)
+                for job in waiting:  # the others save their runs
+                    job.wait()
+                raise
+
+
+class _RequeuedUnit(BatchUnit):
+    """A unit that submitit submits again when its job is preempted or reaches its time limit."""
+
+    def checkpoint(self) -> Any:
+        """Return the same unit; its runs resume from their checkpoints."""
+        return import_library("submitit", "submitit").helpers.DelayedSubmission(self)
+
+
+def _cancel_pending(waiting: dict[Any, Unit]) -> None:
+    """Cancel the jobs that have not started yet."""
+    for job in [job for job in waiting if job.state == "PENDING"]:
+        job.cancel()
+        del waiting[job]
+
+
+def _events(job: Any, unit: Unit) -> Iterator[Event]:
+    """Yield the events of a job that has ended; its runs have failed if it has no result."""
+    try:
+        result: UnitResult = job.result()
+    except Exception as error:  # of submitit, such as for a job that was killed
+        reason = " ".join(str(error).split())[:300]
+        why = (
+            f"job {job.job_id}: ended without a result ({reason}). See {job.paths.stderr}, then run it again to resume."
+        )
+        yield from (Event(each, Failed(why), None) for each in unit.jobs)
+        return
+    yield from result.events
+    result.raise_error()

@@ -1,0 +1,136 @@
+"""The launchers of joblib and submitit, with the real libraries: processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contnorm import bench
+from contnorm.bench.launchers.base import Launcher
+from contnorm.bench.launchers.registry import create_launcher
+from contnorm.errors import UserError
+
+pytest.importorskip("joblib")
+pytest.importorskip("submitit")
+
+Create = Callable[..., Launcher]
+
+
+@pytest.fixture(params=["joblib", "submitit"])
+def create(request: pytest.FixtureRequest, tmp_path: Path) -> Create:
+    def create(**options: Any) -> Launcher:
+        own = {"n_jobs": 2} if request.param == "joblib" else {"folder": tmp_path / "jobs", "cluster": "local"}
+        launcher: Launcher = create_launcher(request.param, {**own, **options})
+        return launcher
+
+    return create
+
+
+@pytest.fixture
+def stream() -> bench.Stream:
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(4), 100)
+    x = rng.normal(size=(4, 12))[y] + rng.normal(size=(len(y), 12))
+    return bench.Stream.from_arrays(x, y, x[::4], y[::4], tasks=2)
+
+
+@pytest.mark.slow
+def test_records_equal_those_of_one_process(create: Create, stream: bench.Stream, tmp_path: Path) -> None:
+    tasks: list[tuple[int, int]] = []
+    result = bench.run(
+        stream,
+        norm="bn",
+        seeds=3,
+        runs=tmp_path / "runs",
+        launcher=create(),
+        on_task_done=lambda event: tasks.append((event.seed, event.task)),
+    )
+    alone = bench.run(stream, norm="bn", seeds=3, lanes=1)
+    np.testing.assert_array_equal(result.accuracy, alone.accuracy)
+    assert sorted(tasks) == [(seed, task) for seed in range(3) for task in range(2)], "events arrive when a unit ends"
+    assert not bench.clean(tmp_path / "runs").removable and not bench.clean(tmp_path / "runs").stopped
+    assert not list((tmp_path / "jobs").glob("stop-*")) if (tmp_path / "jobs").exists() else True
+
+
+@pytest.mark.slow
+def test_in_memory_runs_return_their_weights(stream: bench.Stream) -> None:
+    result = bench.run(stream, norm="bn", seeds=2, keep_weights=True, launcher="joblib")
+    assert len(result.models()) == 2
+
+
+@pytest.mark.slow
+def test_stop_saves_and_the_same_call_continues(create: Create, tmp_path: Path) -> None:
+    """A signal arrives while two long runs are executed by workers."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(4), 10_000)
+    x = rng.normal(size=(4, 12))[y] + rng.normal(size=(len(y), 12))
+    long = bench.Stream.from_arrays(x, y, x[::400], y[::400], tasks=2)
+    runs = tmp_path / "runs"
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 100
+        while len(list(runs.rglob("checkpoints/*.json"))) < 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(bench.RunInterrupted):
+        bench.run(long, norm="bn", seeds=2, runs=runs, launcher=create())
+    leftovers = bench.clean(runs)
+    assert leftovers.stopped and not leftovers.running
+    assert any(one.run is not None and one.run.step % 500 for one in leftovers.stopped), "saved at the signal"
+
+
+class Broken(bench.ER):
+    """Fails in a worker."""
+
+    def loss(self, *arguments: Any, **keywords: Any) -> Any:
+        raise ValueError("no loss today")
+
+
+@pytest.mark.slow
+def test_error_of_user_code_is_raised_here(stream: bench.Stream, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no loss today"):
+        bench.run(stream, norm="bn", strategy=Broken, seeds=2, runs=tmp_path / "runs", launcher="joblib")
+
+
+@pytest.mark.slow
+def test_killed_job_of_submitit_fails_and_is_resumed_by_the_next_call(stream: bench.Stream, tmp_path: Path) -> None:
+    def kill(event: bench.TaskDone) -> None:
+        raise AssertionError("its job was killed")
+
+    class Killed(bench.ER):
+        def loss(self, *arguments: Any, **keywords: Any) -> Any:
+            if not (tmp_path / "killed").exists():
+                (tmp_path / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().loss(*arguments, **keywords)
+
+    launcher = create_launcher("submitit", {"folder": tmp_path / "jobs", "cluster": "local"})
+    options: dict[str, Any] = {"norm": "bn", "strategy": Killed, "tag": "killed", "runs": tmp_path / "runs"}
+    with pytest.raises(UserError, match=r"job \S+: ended without a result.*run it again to resume"):
+        bench.run(stream, **options, launcher=launcher, on_task_done=kill)
+    result = bench.run(stream, **options, launcher=launcher)
+    np.testing.assert_array_equal(result.accuracy, bench.run(stream, norm="bn", strategy="er").accuracy)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves its log files open
+def test_debug_cluster_executes_in_this_process(stream: bench.Stream, tmp_path: Path) -> None:
+    launcher = create_launcher("submitit", {"folder": tmp_path / "jobs", "cluster": "debug"})
+    before = signal.getsignal(signal.SIGINT)
+    result = bench.run(stream, norm="bn", runs=tmp_path / "runs", launcher=launcher)
+    np.testing.assert_array_equal(result.accuracy, bench.run(stream, norm="bn").accuracy)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_unknown_option_of_a_launcher() -> None:
+    with pytest.raises(UserError, match=r"option of launcher joblib.*'jobs'.*n_jobs"):
+        create_launcher("joblib", {"jobs": 2})
