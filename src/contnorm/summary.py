@@ -122,6 +122,8 @@ def _state(module: nn.Module, detected: DetectedNorm | None) -> str:
     if detected and detected.synced:
         words.append("synced")
     words += _extreme_groups(detected)
+    if detected and detected.per_position:
+        words.append("each position")
     if detected and detected.acts:
         words.append("then acts")
     return ", ".join(words)

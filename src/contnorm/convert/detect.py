@@ -2,12 +2,15 @@
 
 A subclass of torch's ``BatchNorm2d`` may compute anything. It counts as the layer it derives from only if a copy of it
 gives the same output, input gradient and running moments on random input, in training and evaluation
-(`compare_with_norm`). The layer itself and torch's random state are not changed. Two further kinds of layers are
+(`compare_with_norm`). The layer itself and torch's random state are not changed. Three further kinds of layers are
 supported:
 
 - norm-then-activation layers (timm's ``BatchNormAct2d``): they normalize, then call ``drop`` and ``act``;
 - constant batch norms (``FrozenBatchNorm2d`` of torchvision and detectron, timm's ``FrozenBatchNormAct2d``): their
-  moments and affine parameters are buffers, which are also used in training.
+  moments and affine parameters are buffers, which are also used in training;
+- layer norms over the channels of each position of (N, C, H, W) input (``LayerNorm2d`` of timm and torchvision), which
+  are subclasses of torch's ``LayerNorm``. Other layer norms normalize the last dimension and are not norms over
+  dimension 1.
 
 A layer of a norm that was registered with `register_norm` is detected by its class. Any other layer with running
 moments is unsupported and described by a `UnsupportedNorm`.
@@ -52,6 +55,7 @@ class DetectedNorm:
     acts: bool = False  # it applies its submodules `drop` and `act` to the result
     constant: bool = False  # its moments and affine parameters are buffers that never change
     obeys_tracking: bool = True  # setting `track_running_stats` to False stops updates of its moments
+    per_position: bool = False  # a layer norm of each position, which no norm of the registry is; its norm is "ln"
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ def detect_norm(module: nn.Module) -> DetectedNorm | UnsupportedNorm | None:
             if cls is nn.SyncBatchNorm:
                 dim = _recorded_dim(module)
             return _describe(module, cls, norm, dim, synced=cls is nn.SyncBatchNorm)
+    if isinstance(module, nn.LayerNorm):
+        return _detect_layer_norm(module)
     if isinstance(module, torch.jit.ScriptModule) and (module.original_name in _NAMES or holds_moments(module)):
         return UnsupportedNorm("it is scripted or traced and can't be changed; convert the model first, then script it")
     if isinstance(module, LazyModuleMixin) and isinstance(module, _BatchNorm | _InstanceNorm):
@@ -182,6 +188,20 @@ def _detect_constant_norm(module: nn.Module) -> DetectedNorm | UnsupportedNorm:
     )
 
 
+def _detect_layer_norm(module: nn.LayerNorm) -> DetectedNorm | UnsupportedNorm | None:
+    """Describe a layer norm over the channels of each position; None if it normalizes other dimensions."""
+    if type(module).forward is nn.LayerNorm.forward or len(module.normalized_shape) != 1:
+        return None
+    options = {"eps": module.eps, "affine": module.weight is not None or module.bias is not None}
+    candidate = DetectedNorm(
+        "ln", module.normalized_shape[0], 2, options, acts=_has_drop_and_act(module), per_position=True
+    )
+    if compare_with_norm(module, candidate).reason:
+        return None
+    reason = _obstacle(module, nn.LayerNorm)
+    return UnsupportedNorm(reason) if reason else candidate
+
+
 def _detect_own_layer(module: NormLayer) -> DetectedNorm | UnsupportedNorm:
     for spec in NORMS.values():
         if spec.layers:
@@ -223,6 +243,8 @@ def _describe(
     candidate = DetectedNorm(norm, channels, dim, _options_of(module), synced=synced, acts=_has_drop_and_act(module))
     if type(module) is cls and candidate.acts == (drop_and_act in module._forward_hooks.values()):
         return candidate
+    if vars(type(module)).get("normalizes_as") is cls:  # our norm-then-activation classes; their subclasses are compared
+        return candidate
     result = compare_with_norm(module, candidate)
     return UnsupportedNorm(result.reason) if result.reason else replace(candidate, obeys_tracking=result.obeys_tracking)
 
@@ -257,6 +279,8 @@ def _has_drop_and_act(module: nn.Module) -> bool:
 
 def drop_and_act(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     """Forward hook with which `convert_norm` keeps the activation of a norm-then-activation layer."""
+    if args and output is args[0]:  # no norm at all; an activation in place must not change what the network reads
+        output = output.clone()
     result: Tensor = cast(Any, module).act(cast(Any, module).drop(output))
     return result
 
@@ -339,9 +363,12 @@ def compare_with_norm(module: nn.Module, expected: DetectedNorm) -> ComparisonRe
         return result
     except Exception as error:  # code of another library may raise anything
         lines = str(error).splitlines() or [""]
-        return ComparisonResult(
+        failed = ComparisonResult(
             f"it can't be compared with {expected.norm!r} on random input: {type(error).__name__}: {lines[0]}"
         )
+        if key is not None and expected.per_position:  # networks have dozens of layer norms of the last dimension
+            known[key] = failed
+        return failed
 
 
 # Cache of results by class and settings, because networks repeat the same layer dozens of times.
@@ -478,11 +505,24 @@ class _Reference(nn.Module):
         return y
 
 
-def _reference(layer: nn.Module, expected: DetectedNorm, rank: int) -> _Reference:
+class _LayerNormOfPositions(nn.LayerNorm):
+    """Layer norm over dimension 1."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+
+def _expected_norm(expected: DetectedNorm, rank: int) -> nn.Module:
+    if expected.per_position:
+        return _LayerNormOfPositions(expected.channels, cast(float, expected.options["eps"]))
     spec, dim = NORMS[expected.norm], _DIM_OF_RANK[rank]
     allowed = accepted_options(norm_class(spec, dim))
     options = {key: value for key, value in expected.options.items() if key in allowed and key not in spec.preset}
-    norm = build_norm(spec, expected.channels, dim, options, "probe")
+    return build_norm(spec, expected.channels, dim, options, "probe")
+
+
+def _reference(layer: nn.Module, expected: DetectedNorm, rank: int) -> _Reference:
+    norm = _expected_norm(expected, rank)
     tensors = {**layer._parameters, **layer._buffers}
     for name in norm._parameters:
         value = tensors.get(name)

@@ -33,6 +33,8 @@ class NormLayer(nn.Module):
     has_triton_kernels: ClassVar[bool] = False
     own_options: ClassVar[tuple[str, ...]] = ()
     own_tensors: ClassVar[tuple[str, ...]] = ()
+    # The norm of a class that only applies its submodules `drop` and `act` after it, or has other arguments.
+    normalizes_as: ClassVar[type[nn.Module]]
     num_features: int
     kernel: Kernel = "auto"  # the implementation, for norms with several
 
@@ -219,6 +221,8 @@ class ReplacementGuard:
     def _advice(self, caller: str) -> str:
         if "sync" in caller.lower():
             return self.sync_advice
+        if caller == "adapt_model_from_string":
+            return "Build the pruned model with its own norm, then use contnorm.convert_norm."
         if "freeze" in caller or "frozen" in caller:
             return "Use contnorm.freeze_stats(model), and requires_grad_(False) for weight and bias."
         return self.fold_advice
@@ -247,7 +251,8 @@ _KNOWN_LIBRARIES = frozenset(
     )
 )
 _MAY_REPLACE = re.compile(
-    r"_*(?:(?:fuse|fold|absorb|merge)(?:_\w*)?|(?:convert|freeze|replace|revert)_\w*(?:bn|batch_?norm)\w*)",
+    r"_*(?:(?:fuse|fold|absorb|merge)(?:_\w*)?|(?:convert|freeze|replace|revert)_\w*(?:bn|batch_?norm)\w*"
+    r"|adapt_model_from_string)",  # timm's, which rebuilds the layers of a pruned model
     re.IGNORECASE,
 )
 _FOLDS = re.compile(

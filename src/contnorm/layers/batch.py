@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from contnorm.functional import batch_norm
-from contnorm.layers.base import MomentNorm
+from contnorm.layers.base import MomentNorm, ReplacementGuard
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
 
-class _BatchNormBase(MomentNorm):
-    """Batch normalization with an exponential moving average or, for ``momentum=None``, a cumulative average."""
+class _BatchNormBase(ReplacementGuard, MomentNorm):
+    """Batch normalization with an exponential moving average or, for ``momentum=None``, a cumulative average.
+
+    Tools that fold or replace batch norms may do so, except where a conversion gave the layer the activation ``act`` of
+    a norm-then-activation layer, which they would drop.
+    """
+
+    sync_advice: ClassVar[str] = "Use contnorm.convert_sync(model), which keeps the activation."
+    fold_advice: ClassVar[str] = "It also applies an activation, its submodule 'act', which would be lost."
+
+    def _check_reader(self, frame: FrameType) -> None:
+        if "act" in self._modules:
+            super()._check_reader(frame)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
