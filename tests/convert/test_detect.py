@@ -142,6 +142,24 @@ class ChannelsFirstGroupNorm(nn.GroupNorm):
         return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
+class LayerNorm2d(nn.LayerNorm):
+    """Stand-in for that of timm and torchvision: each position of (N, C, H, W) input over its channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
+
+
+class ScaledLayerNorm2d(LayerNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class ChannelsLastLayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
 class ScaledGroupNorm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
@@ -342,3 +360,26 @@ def test_detect_layers_of_timm(name: str) -> None:
     assert isinstance(
         detect_norm(getattr(layers, name)(8, **({"num_groups": 4} if name == "GroupNorm" else {}))), DetectedNorm
     )
+
+
+@pytest.mark.parametrize("arguments", [{}, {"bias": False}, {"elementwise_affine": False}], ids=str)
+def test_layer_norm_of_positions_is_converted(arguments: dict[str, bool]) -> None:
+    layer = LayerNorm2d(8, eps=1e-3, **arguments)
+    detected = detect_norm(layer)
+    assert isinstance(detected, DetectedNorm) and (detected.norm, detected.channels, detected.dim) == ("ln", 8, 2)
+    assert detected.per_position and detected.options["eps"] == 1e-3
+    converted = cn.convert_norm(nn.Sequential(nn.Conv2d(3, 8, 1), layer), "cn", num_groups=2)[1]
+    assert isinstance(converted, cn.ContinualNorm2d) and converted.eps == 1e-3
+    assert converted.weight is layer.weight and converted.bias is layer.bias
+    assert not detect_norm(cn.LayerNorm2d(8)).per_position  # of each sample, not of each position
+
+
+def test_layer_norm_of_other_dimensions_is_not_a_norm_of_channels() -> None:
+    for layer in (
+        nn.LayerNorm(8),
+        nn.LayerNorm((8, 4, 4)),
+        ScaledLayerNorm2d(8),
+        ChannelsLastLayerNorm(8),
+        ChannelsLastLayerNorm(2),  # as many channels as the last dimension of the random input
+    ):
+        assert detect_norm(layer) is None

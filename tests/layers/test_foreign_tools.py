@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import contnorm as cn
-from tests.models import FrozenBatchNorm2d
+from tests.models import BatchNormAct2d, FrozenBatchNorm2d
 
 GUARDED = ("cn4", "bn_gn4", "cn_tied4", "brn", "sn", "bnt", "iabn", "rbn")
 guarded = pytest.mark.parametrize("norm", GUARDED)
@@ -118,6 +118,16 @@ def test_folding_works_for_our_batch_norm() -> None:
     block = nn.Sequential(ConvNorm(model[0], model[1]))
     reparameterize(block)
     torch.testing.assert_close(block(batch(1)), model[:2](batch(1)), rtol=1e-4, atol=1e-4)
+
+
+def test_tools_that_would_drop_the_activation_of_a_batch_norm_raise() -> None:
+    """A conversion gives the layer the activation of a norm-then-activation layer, which it applies in a hook."""
+    model = cn.convert_norm(nn.Sequential(nn.Conv2d(3, 16, 1), BatchNormAct2d(16)), "bn").eval()
+    assert isinstance(model[1], cn.BatchNorm2d) and model[1].eps == 1e-5
+    with pytest.raises(TypeError, match="fuse_conv_bn_eval .* activation"):
+        fuse_conv_bn_eval(model[0], model[1])
+    with pytest.raises(TypeError, match=r"convert_sync_batchnorm .*contnorm\.convert_sync"):
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
 @pytest.fixture

@@ -55,7 +55,11 @@ class DetectedNorm:
     acts: bool = False  # it applies its submodules `drop` and `act` to the result
     constant: bool = False  # its moments and affine parameters are buffers that never change
     obeys_tracking: bool = True  # setting `track_running_stats` to False stops updates of its moments
-    per_position: bool = False  # a layer norm of each position, which no norm of the registry is; its norm is "ln"
+
+    @property
+    def per_position(self) -> bool:
+        """Whether it is a layer norm of each position, not of each sample as the norm ``"ln"`` of the registry is."""
+        return bool(self.options.get("per_position"))
 
 
 @dataclass(frozen=True)
@@ -192,10 +196,9 @@ def _detect_layer_norm(module: nn.LayerNorm) -> DetectedNorm | UnsupportedNorm |
     """Describe a layer norm over the channels of each position; None if it normalizes other dimensions."""
     if type(module).forward is nn.LayerNorm.forward or len(module.normalized_shape) != 1:
         return None
-    options = {"eps": module.eps, "affine": module.weight is not None or module.bias is not None}
-    candidate = DetectedNorm(
-        "ln", module.normalized_shape[0], 2, options, acts=_has_drop_and_act(module), per_position=True
-    )
+    affine = module.weight is not None or module.bias is not None
+    options: dict[str, object] = {"eps": module.eps, "affine": affine, "per_position": True}
+    candidate = DetectedNorm("ln", module.normalized_shape[0], 2, options, acts=_has_drop_and_act(module))
     if compare_with_norm(module, candidate).reason:
         return None
     reason = _obstacle(module, nn.LayerNorm)
@@ -243,7 +246,9 @@ def _describe(
     candidate = DetectedNorm(norm, channels, dim, _options_of(module), synced=synced, acts=_has_drop_and_act(module))
     if type(module) is cls and candidate.acts == (drop_and_act in module._forward_hooks.values()):
         return candidate
-    if vars(type(module)).get("normalizes_as") is cls:  # our norm-then-activation classes; their subclasses are compared
+    if (
+        vars(type(module)).get("normalizes_as") is cls
+    ):  # our norm-then-activation classes; their subclasses are compared
         return candidate
     result = compare_with_norm(module, candidate)
     return UnsupportedNorm(result.reason) if result.reason else replace(candidate, obeys_tracking=result.obeys_tracking)

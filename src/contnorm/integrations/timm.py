@@ -18,13 +18,13 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import EllipsisType, FunctionType, ModuleType
+from types import EllipsisType, FunctionType
 from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from contnorm.convert.conversion import convert_sync
+from contnorm import convert_sync
 from contnorm.integrations.extras import missing_extra
 from contnorm.layers.activation import ActivationNorm
 from contnorm.layers.adaptive import AdaptiveBalanceNorm2d
@@ -505,11 +505,11 @@ def _bound(wrapper: Callable[..., nn.Module], original: Any) -> Any:
 
 def _swap_functions(replacements: Mapping[Any, Any]) -> None:
     """Replace functions in all modules of timm that have imported them."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "timm" and isinstance(module, ModuleType):
-            for attribute, value in list(vars(module).items()):
-                if isinstance(value, FunctionType) and value in replacements:
-                    setattr(module, attribute, replacements[value])
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "timm"]
+    for old, new in replacements.items():
+        for module in modules:
+            if vars(module).get(old.__name__) is old:
+                setattr(module, old.__name__, new)
 
 
 def _freeze_batch_norm_2d(original: Callable[..., nn.Module], module: nn.Module) -> nn.Module:

@@ -1,0 +1,131 @@
+"""Architectures of timm that are tested with continual norm, and the table of docs/integrations/timm.md.
+
+``python -m tests.integrations.timm_architectures`` writes the table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "integrations" / "timm.md"
+BEGIN, END = "<!-- architectures: begin -->", "<!-- architectures: end -->"
+
+How = Literal["name", "class", "conversion"]
+TITLES: dict[How, str] = {
+    "name": '`create_model(..., norm_layer="cn")`',
+    "class": '`create_model(..., norm_layer=partial(ContinualNorm2d, num_groups="auto"))`',
+    "conversion": '`convert_norm(model, "cn", num_groups="auto")`',
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture, how all its norms become continual norms, and the size of the images to test it with."""
+
+    name: str
+    how: How
+    size: int = 64
+    options: dict[str, Any] = field(default_factory=dict)  # of create_model, to make it small
+
+
+ARCHITECTURES = (
+    *(
+        Architecture(name, "name")
+        for name in (
+            "resnet10t",
+            "seresnet18",
+            "resnext26ts",
+            "ecaresnet26t",
+            "resnetblur18",
+            "resnetv2_18",
+            "resnest14d",
+            "res2net50_14w_8s",
+            "regnetx_002",
+            "regnety_002",
+            "efficientnet_b0",
+            "efficientnet_lite0",
+            "mobilenetv2_035",
+            "fbnetc_100",
+            "spnasnet_100",
+            "mnasnet_small",
+            "semnasnet_050",
+            "mixnet_s",
+            "tinynet_e",
+            "densenet121",
+            "cs3darknet_focus_s",
+            "darknet17",
+            "repvgg_a0",
+            "gernet_s",
+            "mobileone_s1",
+            "convnext_atto",
+            "convnextv2_atto",
+            "ese_vovnet19b_slim_dw",
+            "mobilevit_xxs",
+            "lcnetv2_small",
+            "test_resnet",
+            "test_efficientnet",
+            "test_efficientnet_gn",
+        )
+    ),
+    Architecture("inception_v3", "name", 80),
+    Architecture("inception_v4", "name", 80),
+    Architecture("xception41", "class", 32),
+    Architecture("fasternet_t0", "class"),
+    Architecture("inception_next_atto", "class"),
+    *(
+        Architecture(name, "conversion")
+        for name in (
+            "legacy_seresnet18",
+            "skresnet18",
+            "dla46_c",
+            "tf_efficientnetv2_b0",
+            "mobilenetv3_small_050",
+            "mobilenetv4_conv_small_035",
+            "lcnet_035",
+            "hardcorenas_a",
+            "hrnet_w18_small",
+            "dpn48b",
+            "ghostnet_050",
+            "repghostnet_050",
+            "fastvit_t8",
+            "edgenext_xx_small",
+            "poolformer_s12",
+            "mobilevitv2_050",
+            "rexnet_100",
+            "repvit_m1",
+            "efficientvit_b0",
+            "starnet_s050",
+            "hgnetv2_b0",
+            "shvit_s1",
+            "iformer_t",
+            "test_convnext",
+            "test_byobnet",
+        )
+    ),
+    Architecture("legacy_xception", "conversion", 32),
+    Architecture("selecsls42", "conversion", 32),
+    Architecture("vgg11_bn", "conversion", 32, {"num_features": 64}),
+    Architecture("levit_128s", "conversion", 224),
+    Architecture("coatnet_pico_rw_224", "conversion", 64, {"img_size": 64}),
+    Architecture("maxvit_rmlp_pico_rw_256", "conversion", 64, {"img_size": 64}),
+)
+
+
+def table() -> str:
+    """Return the table of the page: the architectures of each way."""
+    rows = [f"| {len(ARCHITECTURES)} architectures | how |", "|---|---|"]
+    for how, title in TITLES.items():
+        names = ", ".join(f"`{each.name}`" for each in ARCHITECTURES if each.how == how)
+        rows.append(f"| {names} | {title} |")
+    return "\n".join(rows)
+
+
+def replace_table(page: str) -> str:
+    return re.sub(f"{BEGIN}.*{END}", lambda match: f"{BEGIN}\n{table()}\n{END}", page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(replace_table(PAGE.read_text()))
