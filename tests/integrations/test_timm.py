@@ -410,7 +410,7 @@ def test_convert_sync_batchnorm(architecture: str, device: torch.device) -> None
         torch.testing.assert_close(model(x), expected)
     model = trained("brn", device, architecture)
     model.conv_stem_norm = nn.BatchNorm2d(8)
-    with pytest.raises(ValueError, match="BatchRenorm.*no synchronised form"):
+    with pytest.raises(ValueError, match=r"BatchRenorm.*no synchronised form"):
         layers.convert_sync_batchnorm(model)
     assert type(model.conv_stem_norm) is nn.BatchNorm2d
 
@@ -425,7 +425,7 @@ def test_convert_splitbn_model(norm: str, architecture: str, device: torch.devic
         assert type(layers.convert_splitbn_model(model).first) is layers.SplitBatchNorm2d
         assert "gn" in {row.norm for row in cn.summarize(nn.Sequential(*list(model.children())[:-1]))}
         return
-    with pytest.raises(TypeError, match="convert_splitbn_model .* more than a batch norm"):
+    with pytest.raises(TypeError, match=r"convert_splitbn_model .* more than a batch norm"):
         layers.convert_splitbn_model(model)
     assert type(model.first) is nn.BatchNorm2d
 
@@ -465,5 +465,5 @@ def test_batch_norm_that_a_conversion_gave_an_activation(tool: str, registered: 
 def test_reparameterization_refuses_the_layers(device: torch.device) -> None:
     for architecture in ("mobileone_s1", "repvgg_a0", "levit_128s", "repvit_m1", "fastvit_t8"):
         model = cn.convert_norm(timm.create_model(architecture, num_classes=3), "cn", num_groups="auto")
-        with pytest.raises(TypeError, match="fuse.* would treat ContinualNorm"):
+        with pytest.raises(TypeError, match=r"fuse.* would treat ContinualNorm"):
             timm_model_tools.reparameterize_model(model.eval())

@@ -26,21 +26,19 @@ def _registered():
     integration.unregister()
 
 
-def plain_model(architecture: Architecture) -> nn.Module:
-    """The architecture with its own norms."""
+def create_model(architecture: Architecture, **options: Any) -> nn.Module:
     if architecture.name not in timm.list_models():
         pytest.skip(f"timm {timm.__version__} has no {architecture.name}")
-    model: nn.Module = timm.create_model(architecture.name, num_classes=4, **architecture.options)
+    model: nn.Module = timm.create_model(architecture.name, num_classes=4, **architecture.options, **options)
     return model
 
 
 def model_with_continual_norms(architecture: Architecture) -> nn.Module:
-    model = plain_model(architecture)
     if architecture.how == "conversion":
-        return cn.convert_norm(model, "cn", num_groups="auto")
-    norm: Any = "cn" if architecture.how == "name" else functools.partial(cn.ContinualNorm2d, num_groups="auto")
-    model = timm.create_model(architecture.name, num_classes=4, norm_layer=norm, **architecture.options)
-    return model
+        return cn.convert_norm(create_model(architecture), "cn", num_groups="auto")
+    by_name = architecture.how == "name"
+    norm = "cn" if by_name else functools.partial(cn.ContinualNorm2d, num_groups="auto")
+    return create_model(architecture, norm_layer=norm)
 
 
 def train_step(model: nn.Module, x: torch.Tensor) -> None:
@@ -65,7 +63,7 @@ def test_trained_model_is_loaded_bit_for_bit(architecture: Architecture, tmp_pat
     assert all(not torch.equal(old, new) for old, new in zip(before, moments, strict=True))
     cn.save_model(model, tmp_path / "model.safetensors")
 
-    loaded = plain_model(architecture).to(device)  # with its own norms and other weights
+    loaded = create_model(architecture).to(device)  # with its own norms and other weights
     loaded = cn.load_model(loaded, tmp_path / "model.safetensors")
     assert cn.norm_spec(loaded) == cn.norm_spec(model)
     with torch.no_grad():

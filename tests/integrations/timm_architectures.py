@@ -107,7 +107,7 @@ ARCHITECTURES = (
     ),
     Architecture("legacy_xception", "conversion", 32),
     Architecture("selecsls42", "conversion", 32),
-    Architecture("vgg11_bn", "conversion", 32, {"num_features": 64}),
+    Architecture("vgg11_bn", "conversion", 32, {"mlp_ratio": 1 / 64}),
     Architecture("levit_128s", "conversion", 224),
     Architecture("coatnet_pico_rw_224", "conversion", 64, {"img_size": 64}),
     Architecture("maxvit_rmlp_pico_rw_256", "conversion", 64, {"img_size": 64}),

@@ -124,7 +124,7 @@ def test_tools_that_would_drop_the_activation_of_a_batch_norm_raise() -> None:
     """A conversion gives the layer the activation of a norm-then-activation layer, which it applies in a hook."""
     model = cn.convert_norm(nn.Sequential(nn.Conv2d(3, 16, 1), BatchNormAct2d(16)), "bn").eval()
     assert isinstance(model[1], cn.BatchNorm2d) and model[1].eps == 1e-5
-    with pytest.raises(TypeError, match="fuse_conv_bn_eval .* activation"):
+    with pytest.raises(TypeError, match=r"fuse_conv_bn_eval .* activation"):
         fuse_conv_bn_eval(model[0], model[1])
     with pytest.raises(TypeError, match=r"convert_sync_batchnorm .*contnorm\.convert_sync"):
         nn.SyncBatchNorm.convert_sync_batchnorm(model)

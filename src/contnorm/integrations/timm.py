@@ -150,7 +150,7 @@ def _accepted(
     return {**{name: value for name, value in arguments.items() if name in allowed and value is not ...}, **options}
 
 
-class ContinualNormAct2d(_NormAct, ContinualNorm2d):
+class ContinualNormAct2d(_NormAct, ContinualNorm2d):  # type: ignore[misc]  # its forward takes the input alone
     """Continual normalization and an activation, for the architectures of timm.
 
     The arguments are those of timm's ``BatchNormAct2d``, and ``num_groups``, ``order``, ``tied`` and ``kernel`` of
