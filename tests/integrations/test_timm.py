@@ -7,6 +7,7 @@ import functools
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ WITH_ACT = [name for name in BUILT_IN if not NORMS[name].absorbs_activation]
 OWN_ACT = [name for name in BUILT_IN if NORMS[name].absorbs_activation]
 KEEP_MOMENTS = [name for name in WITH_ACT if NORMS[name].keeps_moments]
 
+slow = pytest.mark.slow
 knows_classes = pytest.mark.skipif(
     not hasattr(layers.create_norm_act, "_NORM_TO_NORM_ACT_MAP"), reason="this timm has a fixed list of classes"
 )
@@ -43,8 +45,13 @@ def _registered():
 
 
 def tables() -> list[object]:
-    factories = (layers.create_norm, layers.create_norm_act)
-    found = [vars(module)[name] for module in factories for name in sorted(vars(module)) if name.startswith("_NORM")]
+    factories = (layers.create_norm, layers.create_norm_act, getattr(layers, "_fx", layers.create_norm))
+    found = [
+        vars(module)[name]
+        for module in factories
+        for name in sorted(vars(module))
+        if name.startswith(("_NORM", "_leaf"))
+    ]
     functions = [
         (name, attribute, value)
         for name in ("timm.layers", "timm.layers.norm_act", "timm.layers.split_batchnorm", "timm.utils.model")
@@ -52,6 +59,13 @@ def tables() -> list[object]:
         if callable(value)
     ]
     return [*(copy.copy(table) for table in found), functions]
+
+
+def create_model(name: str, **options: Any) -> nn.Module:
+    if name not in timm.list_models():
+        pytest.skip(f"timm {timm.__version__} has no {name}")
+    model: nn.Module = timm.create_model(name, **options)
+    return model
 
 
 def images(device: torch.device | None = None, size: int = 32) -> torch.Tensor:
@@ -170,15 +184,20 @@ def test_class_with_the_name_of_one_of_timm_is_not_replaced_by_it() -> None:
     assert type(layers.get_norm_act_layer(layers.LayerNorm2d, "relu")(64)) is layers.LayerNormAct2d
 
 
+BUILT = [
+    "test_resnet",
+    "test_efficientnet",
+    *(pytest.param(name, marks=slow) for name in ("resnetv2_18", "densenet121")),
+]
+
+
 @pytest.mark.feature("timm", "`create_model(norm_layer='cn')`")
-@pytest.mark.parametrize("architecture", ["test_resnet", "test_efficientnet", "resnetv2_18", "densenet121"])
+@pytest.mark.parametrize("architecture", BUILT)
 def test_built_model_equals_converted_model(architecture: str, device: torch.device) -> None:
-    if architecture not in timm.list_models():
-        pytest.skip(f"timm {timm.__version__} has no {architecture}")
-    model = timm.create_model(architecture, num_classes=3, norm_layer="cn").to(device)
-    converted = cn.convert_norm(timm.create_model(architecture, num_classes=3), "cn", num_groups="auto").to(device)
+    model = create_model(architecture, num_classes=3, norm_layer="cn").to(device)
+    converted = cn.convert_norm(create_model(architecture, num_classes=3), "cn", num_groups="auto").to(device)
     assert {row.norm for row in cn.summarize(model)} == {"cn"}
-    assert list(model.state_dict()) == list(timm.create_model(architecture, num_classes=3).state_dict())
+    assert list(model.state_dict()) == list(create_model(architecture, num_classes=3).state_dict())
     converted.load_state_dict(model.state_dict())
     x = images(device)
     outputs = []
@@ -192,9 +211,23 @@ def test_built_model_equals_converted_model(architecture: str, device: torch.dev
     assert torch.equal(model.eval()(x), converted.eval()(x))
 
 
+@pytest.mark.feature("timm", "`features_only=True`, also with torch.fx")
+@pytest.mark.parametrize("architecture", ["test_resnet", "test_efficientnet"])
+def test_features_are_extracted(architecture: str, device: torch.device) -> None:
+    if not hasattr(layers, "_fx"):
+        pytest.skip("this timm has its leaves of torch.fx elsewhere")
+    for options in ({}, {"feature_cls": "fx"}):
+        model = create_model(architecture, norm_layer="cn", features_only=True, **options).to(device)
+        features = model(images(device))
+        assert [feature.shape[1] for feature in features] == model.feature_info.channels()
+    converted = cn.convert_norm(create_model(architecture), "cn", num_groups="auto").to(device)
+    pooled = layers.create_feature_extractor(converted, ["global_pool"])(images(device))["global_pool"]
+    assert pooled.shape == (4, converted.num_features)
+
+
 @pytest.mark.parametrize("norm", ["bn", "gn", "in", "ln", "brn", "sn", "rbn", "none", "contnorm_iabn", "adab2n"])
 def test_models_with_each_norm(norm: str, device: torch.device) -> None:
-    model = timm.create_model("test_efficientnet", num_classes=3, norm_layer=norm).to(device)
+    model = create_model("test_efficientnet", num_classes=3, norm_layer=norm).to(device)
     assert {row.norm for row in cn.summarize(model)} == {norm.removeprefix("contnorm_")}
     model(images(device, 64)).sum().backward()
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "bn" in name)
@@ -202,17 +235,17 @@ def test_models_with_each_norm(norm: str, device: torch.device) -> None:
 
 def test_pruned_model_is_refused() -> None:
     with pytest.raises(TypeError, match=r"adapt_model_from_string .*convert_norm"):
-        timm.create_model("ecaresnet50d_pruned", norm_layer="cn")
+        create_model("ecaresnet50d_pruned", norm_layer="cn")
 
 
 def test_network_without_norms_is_refused() -> None:
-    model = timm.create_model("test_nfnet", num_classes=3)
+    model = create_model("test_nfnet", num_classes=3)
     with pytest.raises(ValueError, match="nothing to convert in NormFreeNet"):
         cn.convert_norm(model, "cn")
 
 
 def test_network_of_tokens_is_refused_at_its_first_input() -> None:
-    model = timm.create_model("test_vit", num_classes=3, norm_layer="cn", img_size=32)
+    model = create_model("test_vit", num_classes=3, norm_layer="cn", img_size=32)
     with pytest.raises(ValueError, match=r"ContinualNorm2d: expected an input of shape \(N, C, H, W\)"):
         model(images())
 
@@ -281,8 +314,8 @@ def test_no_norm_does_not_change_its_input() -> None:
 
 
 def test_running_moments_are_estimated_as_in_a_converted_model() -> None:
-    model = timm.create_model("test_efficientnet", num_classes=3, norm_layer="cn")
-    converted = cn.convert_norm(timm.create_model("test_efficientnet", num_classes=3), "cn", num_groups="auto")
+    model = create_model("test_efficientnet", num_classes=3, norm_layer="cn")
+    converted = cn.convert_norm(create_model("test_efficientnet", num_classes=3), "cn", num_groups="auto")
     converted.load_state_dict(model.state_dict())
     batches = [images() for _ in range(2)]
     for each in (model, converted):
@@ -296,7 +329,7 @@ def test_running_moments_are_estimated_as_in_a_converted_model() -> None:
 
 @pytest.mark.feature("timm", "`LayerNorm2d` (ConvNeXt) in `convert_norm`")
 def test_layer_norm_of_positions_is_converted(device: torch.device) -> None:
-    model = timm.create_model("convnext_atto", num_classes=3, depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)).to(device)
+    model = create_model("convnext_atto", num_classes=3, depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)).to(device)
     rows = cn.summarize(model).rows
     assert len(rows) == sum(isinstance(module, nn.LayerNorm) for module in model.modules()) > 4
     assert {(row.norm, row.eps, "each position" in row.state) for row in rows} == {("ln", "1e-06", True)}
@@ -307,8 +340,16 @@ def test_layer_norm_of_positions_is_converted(device: torch.device) -> None:
     assert model(images(device)).shape == (4, 3)
 
 
+def test_spec_tells_layer_norms_of_positions_and_of_samples_apart() -> None:
+    of_positions = nn.Sequential(nn.Conv2d(3, 8, 1), layers.LayerNorm2d(8))
+    of_samples = nn.Sequential(nn.Conv2d(3, 8, 1), cn.LayerNorm2d(8, eps=1e-6))
+    with pytest.raises(ValueError, match="per_position"):
+        cn.apply_norm_spec(of_samples, cn.norm_spec(of_positions))
+    assert type(cn.apply_norm_spec(of_positions, cn.norm_spec(of_samples))[1]) is cn.LayerNorm2d
+
+
 def test_layer_norm_of_the_last_dimension_is_not_a_norm_of_channels() -> None:
-    model = timm.create_model("test_vit", num_classes=3)
+    model = create_model("test_vit", num_classes=3)
     assert len(cn.summarize(model)) == 0
     assert len(cn.summarize(nn.Sequential(layers.LayerNorm(8), layers.LayerNorm(2), nn.LayerNorm(8)))) == 0
 
@@ -335,7 +376,7 @@ def test_layer_norm_of_positions_with_fast_norm() -> None:
 
 
 def test_split_batch_norm_is_not_converted() -> None:
-    model = layers.convert_splitbn_model(timm.create_model("test_resnet", num_classes=3))
+    model = layers.convert_splitbn_model(create_model("test_resnet", num_classes=3))
     with pytest.raises(ValueError, match=r"SplitBatchNorm2d\): it holds 'aux_bn'"):
         cn.convert_norm(model, "cn")
 
@@ -344,7 +385,7 @@ def test_split_batch_norm_is_not_converted() -> None:
 
 
 def trained(norm: str, device: torch.device, architecture: str = "test_efficientnet", **options: Any) -> nn.Module:
-    model = timm.create_model(architecture, num_classes=3, norm_layer=norm, **options).to(device)
+    model = create_model(architecture, num_classes=3, norm_layer=norm, **options).to(device)
     for _ in range(2):
         model.train()(images(device))
     return model
@@ -374,6 +415,16 @@ def test_frozen_model_uses_constant_moments_in_training(norm: str, architecture:
     assert any(not torch.equal(value, state[name]) for name, value in model.state_dict().items() if "running" in name)
 
 
+def test_frozen_model_is_saved_and_loaded(tmp_path: Path, device: torch.device) -> None:
+    model = trained("cn", device)
+    timm_model_tools.freeze(model)
+    cn.save_model(model, tmp_path / "model.safetensors")
+    loaded = create_model("test_efficientnet", num_classes=3).to(device)
+    loaded = cn.load_model(loaded, tmp_path / "model.safetensors")
+    x = images(device)
+    assert torch.equal(model.train()(x), loaded.train()(x))
+
+
 def test_part_of_a_model_is_frozen(device: torch.device) -> None:
     model = trained("cn", device, "test_resnet")
     timm_model_tools.freeze(model, ["bn1", "layer1"])
@@ -391,7 +442,7 @@ def test_freeze_batch_norm_2d(architecture: str, device: torch.device) -> None:
     expected = model.eval()(x)
     assert torch.equal(layers.freeze_batch_norm_2d(model).train()(x), expected)
     assert {row.norm for row in cn.summarize(model)} == {"cn"}
-    without_moments = timm.create_model(
+    without_moments = create_model(
         architecture, norm_layer=functools.partial(cn.ContinualNorm2d, num_groups=4, track_running_stats=False)
     )
     with pytest.raises(ValueError, match="no running moments"):
@@ -462,8 +513,9 @@ def test_batch_norm_that_a_conversion_gave_an_activation(tool: str, registered: 
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
 
 
+@slow
 def test_reparameterization_refuses_the_layers(device: torch.device) -> None:
     for architecture in ("mobileone_s1", "repvgg_a0", "levit_128s", "repvit_m1", "fastvit_t8"):
-        model = cn.convert_norm(timm.create_model(architecture, num_classes=3), "cn", num_groups="auto")
+        model = cn.convert_norm(create_model(architecture, num_classes=3), "cn", num_groups="auto")
         with pytest.raises(TypeError, match=r"fuse.* would treat ContinualNorm"):
             timm_model_tools.reparameterize_model(model.eval())

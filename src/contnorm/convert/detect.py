@@ -108,14 +108,18 @@ def detect_norm(module: nn.Module) -> DetectedNorm | UnsupportedNorm | None:
             if cls is nn.SyncBatchNorm:
                 dim = _recorded_dim(module)
             return _describe(module, cls, norm, dim, synced=cls is nn.SyncBatchNorm)
-    if isinstance(module, nn.LayerNorm):
-        return _detect_layer_norm(module)
     if isinstance(module, torch.jit.ScriptModule) and (module.original_name in _NAMES or holds_moments(module)):
         return UnsupportedNorm("it is scripted or traced and can't be changed; convert the model first, then script it")
     if isinstance(module, LazyModuleMixin) and isinstance(module, _BatchNorm | _InstanceNorm):
         return UnsupportedNorm("it is lazy and has no channels yet; run a batch through the model first")
     if isinstance(module, _BatchNorm | _InstanceNorm):
         return UnsupportedNorm("it is a batch or instance norm of an unknown class")
+    return _detect_other_layer(module)
+
+
+def _detect_other_layer(module: nn.Module) -> DetectedNorm | UnsupportedNorm | None:
+    if isinstance(module, nn.LayerNorm):
+        return _detect_layer_norm(module)
     return _detect_constant_norm(module) if _has_moment_buffers(module) else None
 
 

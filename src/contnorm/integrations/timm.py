@@ -42,7 +42,7 @@ from contnorm.layers.robust import RobustBatchNorm2d
 from contnorm.layers.switchable import SwitchNorm2d
 from contnorm.layers.task_balanced import TaskBalancedNorm2d
 from contnorm.moments.freeze import freeze_stats
-from contnorm.norm_entry import accepted_options, norm_class
+from contnorm.norm_entry import DIMS, accepted_options, norm_class
 from contnorm.registry import NORMS
 
 try:
@@ -349,7 +349,7 @@ def register() -> None:
 
     Names that timm has keep their meaning. ``timm.utils.freeze``, ``unfreeze``, ``freeze_batch_norm_2d`` and
     ``convert_sync_batchnorm`` treat the layers of this package correctly, and ``convert_splitbn_model`` raises an error
-    before it changes the model.
+    before it changes the model. Features can be extracted with torch.fx (``feature_cls="fx"``).
 
     Example:
         >>> import timm
@@ -367,6 +367,7 @@ def register() -> None:
         _registration = _Registration()
         _add_names(_registration)
         _add_classes(_registration)
+        _add_leaves(_registration)
         _replace_functions(_registration)
 
 
@@ -477,6 +478,16 @@ def _add_classes(registration: _Registration) -> None:
     registration.add_member(create_norm_act._NORM_ACT_REQUIRES_ARG, LayerNorm2d)
 
 
+def _add_leaves(registration: _Registration) -> None:
+    """Let timm's feature extraction with torch.fx treat the layers as units, as it does its own."""
+    leaves = timm.layers._fx._leaf_modules if hasattr(timm.layers, "_fx") else set()  # elsewhere in older versions
+    for entry in NORMS.values():
+        for dim in DIMS if not entry.layers else ():
+            registration.add_member(leaves, norm_class(entry, dim))
+    for cls in _ACT_CLASSES.values():
+        registration.add_member(leaves, cls)
+
+
 # --- timm's tools ----------------------------------------------------------------------------------------------------
 
 
@@ -507,9 +518,10 @@ def _swap_functions(replacements: Mapping[Any, Any]) -> None:
     """Replace functions in all modules of timm that have imported them."""
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "timm"]
     for old, new in replacements.items():
+        attribute = str(old.__name__)
         for module in modules:
-            if vars(module).get(old.__name__) is old:
-                setattr(module, old.__name__, new)
+            if vars(module).get(attribute) is old:
+                setattr(module, attribute, new)
 
 
 def _freeze_batch_norm_2d(original: Callable[..., nn.Module], module: nn.Module) -> nn.Module:
