@@ -1,6 +1,7 @@
 """Lightning in one process: callbacks for moments, checkpoints with norms, and the plugin of synchronized norms."""
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from contnorm.integrations.lightning import (
     ReestimateMoments,
     SavesNorms,
     SyncNorms,
+    _packages,
 )
 from contnorm.moments.freeze import is_frozen
 from tests.integrations.lightning_training import Net, Recorder, data, loader, quiet_trainer
@@ -402,6 +404,15 @@ def test_classes_work_with_pytorch_lightning() -> None:
     assert frozen_layers(module) == [True, True]
     assert equal(moments_of(module), moments_of(cn.reestimate(module, list(loader()), frozen="lift") and module))
     assert "norm_effect/recovered" in trainer.callback_metrics
+
+
+def test_one_installed_package_of_lightning_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _packages() == ["lightning.pytorch", "pytorch_lightning"]
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    assert _packages() == ["pytorch_lightning"]
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
+    with pytest.raises(ModuleNotFoundError, match=r'Install it with: pip install "contnorm\[lightning\]"'):
+        _packages()
 
 
 # --- NormEffect ----------------------------------------------------------------------------------------------------

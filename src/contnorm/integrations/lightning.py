@@ -34,6 +34,7 @@ from contnorm.moments.reestimate import Reestimated, Weights, reestimate
 __all__ = ["SPEC_KEY", "FreezeMoments", "NormEffect", "ReestimateMoments", "SavesNorms", "SyncNorms"]
 
 SPEC_KEY = "contnorm_norms"  # in a checkpoint
+_ROOTS = ("lightning", "pytorch_lightning")
 
 
 def _packages() -> list[str]:
@@ -43,7 +44,7 @@ def _packages() -> list[str]:
         try:
             import_module(name)
         except ModuleNotFoundError as error:
-            if error.name != name.partition(".")[0]:  # a dependency of Lightning is missing, not Lightning
+            if error.name not in (name, name.partition(".")[0]):  # a dependency of Lightning is missing
                 raise
             missing = error
         else:
@@ -455,7 +456,7 @@ def _train_dataloader(trainer: Trainer, module: LightningModule) -> Any:
         return trainer.train_dataloader
     hint = "Give ReestimateMoments(batches=) a DataLoader or a list of batches instead of a number."
     for owner in (getattr(trainer, "datamodule", None), module):
-        if owner is None or type(owner).train_dataloader.__module__.partition(".")[0] in ("lightning", _PL):
+        if owner is None or type(owner).train_dataloader.__module__.partition(".")[0] in _ROOTS:
             continue  # not overridden
         try:
             return owner.train_dataloader()
@@ -465,9 +466,6 @@ def _train_dataloader(trainer: Trainer, module: LightningModule) -> Any:
                 f"{type(error).__name__}: {error}. {hint}"
             ) from error
     raise RuntimeError(f"ReestimateMoments: there is no train dataloader to draw batches from. {hint}")
-
-
-_PL = "pytorch_lightning"
 
 
 def _batches_of(loader: Any) -> Iterator[Any]:
