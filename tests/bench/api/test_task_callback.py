@@ -109,3 +109,16 @@ def test_callback_must_be_callable(stream: bench.Stream, tmp_path: Path) -> None
 def test_all_seeds_diverged_is_an_error_of_its_own(stream: bench.Stream) -> None:
     with pytest.raises(bench.DivergedError, match=r"seed 0.*learning rate"):
         bench.run(stream, norm="none", lr=1e12)
+
+
+def test_run_that_another_process_discards_is_run_again(stream: bench.Stream, tmp_path: Path) -> None:
+    """As when two trials have the same settings, and the one that has recorded a seed is pruned."""
+    first = bench.run(stream, norm="bn", seeds=1, runs=tmp_path)
+
+    def discard(event: bench.TaskDone) -> None:
+        if event.seed == 1 and event.task == 0:
+            bench.discard(tmp_path, event.config, seeds=[0], records=True)
+
+    both = bench.run(stream, norm="bn", seeds=2, lanes=1, runs=tmp_path, on_task_done=discard)
+    assert list(both.seeds) == [0, 1]
+    np.testing.assert_array_equal(both.accuracy[0], first.accuracy[0])

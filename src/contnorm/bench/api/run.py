@@ -371,24 +371,28 @@ def _run(
 ) -> list[Result | UserError]:
     diverged: dict[Job, str] = {}
     finished: dict[Job, Finished] = {}
-    run_jobs(
-        jobs,
-        environment,
-        console,
-        print_records=environment.runs is not None,
-        notices="source" not in stream.settings,
-        # `contnorm resume` has neither the objects nor the arrays nor the registered components of this program.
-        resume_hint="Run it again to continue."
-        if environment.objects or environment.sources or monitor or any(map(_is_registered_here, configs))
-        else None,
-        on_diverged=lambda job, reason: diverged.update({job: reason}),
-        on_finished=lambda job, what: finished.update({job: what}),
-        monitor=monitor,
-        logs=logs,
-        on_task_done=on_task_done,
-    )
-    diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     store = None if environment.runs is None else environment.store
+    remaining = jobs
+    while remaining:
+        run_jobs(
+            remaining,
+            environment,
+            console,
+            print_records=environment.runs is not None,
+            notices="source" not in stream.settings,
+            # `contnorm resume` has neither the objects nor the arrays nor the registered components of this program.
+            resume_hint="Run it again to continue."
+            if environment.objects or environment.sources or monitor or any(map(_is_registered_here, configs))
+            else None,
+            on_diverged=lambda job, reason: diverged.update({job: reason}),
+            on_finished=lambda job, what: finished.update({job: what}),
+            monitor=monitor,
+            logs=logs,
+            on_task_done=on_task_done,
+        )
+        # Another process may have discarded runs that it had recorded, as a pruned trial does.
+        remaining = [job for job in jobs if job not in finished and job not in diverged and _is_gone(job, store)]
+    diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     results: list[Result | UserError] = []
     for config in configs:
         of_experiment = [job for job in jobs if job.config == config]
@@ -406,6 +410,13 @@ def _run(
                 weights[record.seed] = content
         results.append(Result(records, diverged=reasons, stream=stream, weights=weights, objects=environment.objects))
     return results
+
+
+def _is_gone(job: Job, store: Store | None) -> bool:
+    """Whether a run that was recorded has no record any more."""
+    if store is None or store.path(job.config, job.seed).is_file():
+        return False
+    return not store.has(job.config, job.seed)
 
 
 def _record(job: Job, store: Store | None, finished: Mapping[Job, Finished]) -> Record:
