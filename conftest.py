@@ -1,4 +1,4 @@
-"""Names that the examples in docstrings may use without importing them, and how Triton runs in tests."""
+"""Names that docstring examples may use without importing them, files without their library, and how Triton runs."""
 
 import logging
 import os
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from tests import torchvision_operators
 from torch import nn
 
 from contnorm import registry
@@ -23,6 +24,22 @@ collect_ignore_glob = (
         for name in ("continual/tiles", "continual/forward", "continual/backward", "*_device")
     ]
 )
+# The module that each integration imports; that of mammoth is found in a checkout alone, and has its own test.
+FRAMEWORKS = {
+    "avalanche": "avalanche",
+    "hub": "huggingface_hub",
+    "lightning": "lightning",
+    "mammoth": "backbones",
+    "optuna": "optuna",
+    "timm": "timm",
+    "transformers": "transformers",
+}
+collect_ignore = [
+    f"src/contnorm/integrations/{integration}.py"
+    for integration, framework in FRAMEWORKS.items()
+    if find_spec(framework) is None
+]
+torchvision_operators.declare()
 
 
 @pytest.fixture(autouse=True)

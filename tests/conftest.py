@@ -5,7 +5,6 @@ import os
 import pytest
 import torch
 
-from tests import torchvision_operators
 from tests.integrations.conformance import Outcomes, describe, load_records, write_records
 
 outcomes = Outcomes()
@@ -21,7 +20,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Tests run on small copies of published data sets, also in processes of their own. Tests of the refusal unset it.
     os.environ["CONTNORM_ALLOW_MISSING"] = "1"
-    torchvision_operators.declare()
     # Two workers on two cores: threads inside each would only get in each other's way.
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
