@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from contnorm.bench.api.avalanche_benchmark import read_benchmark
+from contnorm.bench.api.samples import sample_array
 from contnorm.bench.components import Component, find_component
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
@@ -227,6 +229,32 @@ class Stream:
         source = array_source(*arrays, tasks=tasks, task_ids=None, name=_checked_name(name))
         return cls(_user_settings("arrays", source, settings), None, source)
 
+    @classmethod
+    def from_avalanche(cls, benchmark: Any, *, name: str = "avalanche", **settings: Any) -> Stream:
+        """Make a stream from a benchmark of Avalanche, with one task for each training experience.
+
+        The scenario follows from the task labels. If every experience has a different one, it is ``"task"``; a class
+        index that several experiences use is then a class of its own in each, named as ``"3:0"`` (experience 3, class
+        0). If all have the same one, it is ``"class"``, or ``"domain"`` if experiences share classes.
+
+        All samples are read into memory, with the benchmark's transforms of evaluation. Their values are used as they
+        are, unless they are integers from 0 to 255 (images without a transform to a tensor), which are scaled to
+        [0, 1]. A benchmark with other transforms in training, such as random crops, needs a choice of ``augment``.
+
+        Args:
+            benchmark: Benchmark with a ``train_stream`` and a ``test_stream`` of as many experiences.
+            name: Name of the data in tables and records.
+            **settings: Settings of the stream, as in `from_arrays`. ``augment=True`` applies the random crops and flips
+                of the bench in training, ``augment=False`` no augmentation.
+
+        Raises:
+            UserError: If a stream can't represent the benchmark: several tasks in an experience, task labels that are
+                neither all equal nor all different, labels that are no classes, or other transforms in training.
+        """
+        read = read_benchmark(benchmark, settings.get("augment"))
+        source = array_source(*read.arrays, tasks=read.tasks, task_ids=read.task_ids, name=_checked_name(name))
+        return cls(_user_settings("arrays", source, {"scenario": read.scenario, **settings}), None, source)
+
     @cached_property
     def _config(self) -> RunConfig:
         return resolve({"stream": self.settings}, self.root or Path("data"))
@@ -434,21 +462,13 @@ def _stacked(dataset: Any, what: str) -> tuple[np.ndarray, list[Any]]:
     try:
         for i in range(len(dataset)):
             x, label = dataset[i]
-            samples.append(_sample_array(x))
+            samples.append(sample_array(x))
             labels.append(label.item() if hasattr(label, "item") else label)
         return np.stack(samples), labels
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{what}: can't be read as a data set of (x, label) with samples of one shape ({error})."
         ) from error
-
-
-def _sample_array(x: Any) -> np.ndarray:
-    """Return a sample as an array; the channels of an image (as of Pillow) come first."""
-    if isinstance(x, Tensor):
-        return x.detach().cpu().numpy()
-    array = np.asarray(x)
-    return array.transpose(2, 0, 1) if hasattr(x, "getbands") and array.ndim == 3 else array
 
 
 def _checked_name(name: str) -> str:

@@ -1,0 +1,474 @@
+"""Avalanche: a plugin that converts a strategy's norms, a metric of the norm effect, and streams as benchmarks.
+
+Example:
+    >>> from avalanche.training import Replay
+    >>> from contnorm.integrations.avalanche import NormPlugin
+    >>> network = nn.Sequential(nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.Flatten(), nn.Linear(32 * 26 * 26, 10))
+    >>> optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    >>> strategy = Replay(model=network, optimizer=optimizer, evaluator=None, plugins=[NormPlugin("cn", num_groups=8)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from contnorm.bench.api.stream import Stream, TaskDataset, list_seeds
+from contnorm.bench.streams.transforms import DeviceStream
+from contnorm.convert.conversion import Filter, convert_norm
+from contnorm.convert.detect import detect_norm
+from contnorm.integrations.extras import missing_extra
+from contnorm.moments.reestimate import Reestimated, Weights, keeps_moments, reestimate
+from contnorm.norm_entry import LayerFactory, NormEntry
+
+try:
+    from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline, with_task_labels
+    from avalanche.benchmarks.utils import (
+        DataAttribute,
+        TaskAwareSupervisedClassificationDataset,
+        TaskLabels,
+        TransformGroups,
+    )
+    from avalanche.core import SupervisedPlugin
+    from avalanche.evaluation import PluginMetric
+    from avalanche.evaluation.metric_results import MetricValue
+    from avalanche.evaluation.metric_utils import get_metric_name
+    from avalanche.models import avalanche_forward
+    from avalanche.models.utils import is_multi_task_module
+except ModuleNotFoundError as error:
+    raise missing_extra("avalanche", error) from error
+
+__all__ = ["NormEffect", "NormPlugin", "to_avalanche"]
+
+
+class NormPlugin(SupervisedPlugin):  # type: ignore[misc,unused-ignore]
+    """Plugin that converts the norms of a strategy's model, and can evaluate with moments of the replay buffer.
+
+    The model is converted in place before the first training or evaluation. Parameters stay the same objects, so the
+    optimizer and its state stay valid. Norm layers that the model's adaptation adds later are converted too.
+
+    With ``reestimate_from``, exact moments of the stored samples replace the running moments during each evaluation
+    (`contnorm.reestimate`), and the running moments are restored afterwards. Training is not affected. An empty
+    buffer, as before the first experience, leaves the running moments.
+
+    Args:
+        to: Name of the new norm, or a class or function, as in `contnorm.convert_norm`; None to keep the norms.
+        reestimate_from: ``"buffer"`` for the replay buffer of the strategy (``Replay``, ``DER``, ``ER_ACE``, ...) or of
+            its only plugin with a buffer; a plugin or a storage policy whose buffer is used; None for running moments.
+        weights: Function of a batch of the buffer that returns one weight per sample, as in `contnorm.reestimate`.
+        only, skip: The layers to convert, as in `contnorm.convert_norm`.
+        **options: Arguments of the new norm, such as ``num_groups=8``.
+
+    Raises:
+        ValueError: When training or evaluation starts, if the model can't be converted, or if there is no buffer.
+
+    Example:
+        >>> plugin = NormPlugin("cn", reestimate_from="buffer", num_groups=8)
+        >>> batch_norm_with_buffer_moments = NormPlugin(None, reestimate_from="buffer")
+    """
+
+    def __init__(
+        self,
+        to: str | LayerFactory | NormEntry | None = "cn",
+        reestimate_from: Any = None,
+        *,
+        weights: Weights | None = None,
+        only: Filter | None = None,
+        skip: Filter | None = None,
+        **options: object,
+    ) -> None:
+        super().__init__()
+        if isinstance(reestimate_from, str) and reestimate_from != "buffer":
+            raise ValueError(
+                f"NormPlugin: reestimate_from={reestimate_from!r} is not allowed. Use 'buffer', a plugin or storage "
+                f"policy of Avalanche, or None."
+            )
+        if to is None and options:
+            raise ValueError(f"NormPlugin: {', '.join(options)}: options of a norm need the norm. Give to=, as 'cn'.")
+        self.to, self.reestimate_from, self.weights = to, reestimate_from, weights
+        self.only, self.skip, self.options = only, skip, options
+        self._known: WeakSet[nn.Module] = WeakSet()  # norms after the last conversion
+        self._is_converted = False
+        self._evaluation_moments: Reestimated | None = None
+
+    def before_training(self, strategy: Any, **kwargs: Any) -> None:
+        """Restore moments that an interrupted evaluation left, and convert the model."""
+        self._restore()
+        self._prepare(strategy)
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Convert norms that the model's adaptation added, and pass parameters of new norms to the optimizer."""
+        before = {id(parameter) for parameter in strategy.model.parameters()}
+        self._convert(strategy)
+        if any(id(parameter) not in before for parameter in strategy.model.parameters()):
+            strategy.make_optimizer()
+
+    def before_eval(self, strategy: Any, **kwargs: Any) -> None:
+        """Convert the model if it was not trained yet, and set the moments of the buffer."""
+        self._restore()
+        self._prepare(strategy)
+        if self.reestimate_from is None or not keeps_moments(strategy.model):
+            return
+        buffer = self._policy(strategy).buffer
+        if len(buffer):
+            batches = _batches(strategy, buffer)
+            self._evaluation_moments = reestimate(
+                strategy.model, batches, weights=self.weights, call=_forward_on(strategy.device)
+            )
+
+    def after_eval(self, strategy: Any, **kwargs: Any) -> None:
+        """Restore the running moments."""
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._evaluation_moments is not None:
+            self._evaluation_moments.restore()
+            self._evaluation_moments = None
+
+    def _prepare(self, strategy: Any) -> None:
+        self._convert(strategy)
+        if self.reestimate_from is not None:
+            self._policy(strategy)
+
+    def _convert(self, strategy: Any) -> None:
+        """Convert the norms that were not there after the last conversion."""
+        norms = [module for module in strategy.model.modules() if detect_norm(module) is not None]
+        if self.to is None or (self._is_converted and all(norm in self._known for norm in norms)):
+            return
+        skip: Any = _as_list(self.skip)
+        if self._is_converted:
+            skip.append(lambda name, module: module in self._known)
+        strategy.model = convert_norm(strategy.model, self.to, only=self.only, skip=skip or None, **self.options)
+        self._known.update(module for module in strategy.model.modules() if detect_norm(module) is not None)
+        self._is_converted = True
+
+    def _policy(self, strategy: Any) -> Any:
+        """Return the storage policy whose buffer the moments are estimated from."""
+        if self.reestimate_from == "buffer":
+            return _find_policy(strategy)
+        policy = getattr(self.reestimate_from, "storage_policy", self.reestimate_from)
+        if not hasattr(policy, "buffer"):
+            raise ValueError(
+                f"NormPlugin: reestimate_from is a {type(self.reestimate_from).__name__}, which has no buffer. Use "
+                f"'buffer', a plugin with a storage_policy, or a storage policy."
+            )
+        return policy
+
+
+def _as_list(choices: Any) -> list[Any]:
+    if choices is None:
+        return []
+    return list(choices) if isinstance(choices, list | tuple | set | frozenset) else [choices]
+
+
+def _find_policy(strategy: Any) -> Any:
+    """Return the only storage policy of a strategy and its plugins."""
+    owners = [owner for owner in (strategy, *strategy.plugins) if hasattr(owner, "storage_policy")]
+    policies = {id(owner.storage_policy): owner.storage_policy for owner in owners}
+    if len(policies) == 1:
+        return next(iter(policies.values()))
+    name = type(strategy).__name__
+    if not policies:
+        raise ValueError(
+            f"NormPlugin: reestimate_from='buffer', but {name} and its plugins have no replay buffer (storage_policy). "
+            f"Add a ReplayPlugin, pass a storage policy, or use reestimate_from=None."
+        )
+    names = ", ".join(type(owner).__name__ for owner in owners)
+    raise ValueError(
+        f"NormPlugin: reestimate_from='buffer', but {name} has {len(policies)} replay buffers ({names}). Pass the "
+        f"plugin or storage policy to use as reestimate_from."
+    )
+
+
+def _forward_on(device: torch.device) -> Callable[[nn.Module, Any], object]:
+    """Return a function that runs a model on the inputs, and where it takes them the task labels, of a batch."""
+
+    def forward(model: nn.Module, batch: Any) -> object:
+        tasks = batch[2].to(device) if len(batch) > 2 else None
+        return avalanche_forward(model, batch[0].to(device), tasks)
+
+    return forward
+
+
+def _batches(strategy: Any, dataset: Any) -> Iterable[Any]:
+    """Return the samples of a data set in batches that can be read repeatedly, with the transforms of evaluation.
+
+    A multi-task model calls its layers once for each task of a batch, so its batches have samples of one task.
+    """
+    data = dataset.eval() if hasattr(dataset, "eval") else dataset
+    size = strategy.eval_mb_size
+    indices = [np.arange(len(data))]
+    if is_multi_task_module(strategy.model):
+        tasks = np.asarray([int(task) for task in dataset.targets_task_labels])
+        indices = [np.flatnonzero(tasks == task) for task in np.unique(tasks)]
+    batches = [part[start : start + size].tolist() for part in indices for start in range(0, len(part), size)]
+    # A generator of its own: reading the data must not advance the one that training draws from.
+    return DataLoader(
+        data, batch_sampler=batches, collate_fn=getattr(data, "collate_fn", None), generator=torch.Generator()
+    )
+
+
+class NormEffect(PluginMetric[float]):  # type: ignore[misc,unused-ignore]
+    """Metric of the cross-task normalization effect: the accuracy that exact moments would add in each evaluation.
+
+    The model is evaluated a second time, with exact moments of training data in place of the running moments; weights
+    do not change. The effect is the accuracy with exact moments minus the accuracy of the evaluation, as fractions like
+    Avalanche's accuracies, so that ``Top1_Acc_Exp`` plus the effect is the accuracy with exact moments. It is positive
+    if the moments that the evaluation uses make the model forget. Those are the running moments, or, with a
+    `NormPlugin`, the moments of the buffer: then the effect is what remains. It is 0 for models without running moments.
+
+    Logged values, with the names of Avalanche's metrics:
+
+    - ``NormEffect_Exp/eval_phase/test_stream/Task000/Exp000``: effect on each evaluated experience;
+    - ``NormEffect_Stream/eval_phase/test_stream/Task000``: effect over all samples of the evaluated stream.
+
+    Nothing is logged before the first training. The training data is read once for each depth of norm layers; limit it
+    with ``samples`` if that takes too long.
+
+    Args:
+        moments: ``"all"`` for the moments of the training data of all experiences so far (BN*, as ``oracle`` in
+            `contnorm.diagnose`); ``"task"`` for those of the evaluated experience's own training data (as ``own``
+            there), which are logged for trained experiences only, as ``TaskNormEffect_Exp`` and
+            ``TaskNormEffect_Stream``.
+        samples: Number of training samples of each experience that moments are computed from, evenly spaced over its
+            data; None for all.
+
+    Example:
+        >>> from avalanche.training.plugins import EvaluationPlugin
+        >>> from avalanche.evaluation.metrics import accuracy_metrics
+        >>> from avalanche.logging import InteractiveLogger
+        >>> metrics = accuracy_metrics(experience=True, stream=True), NormEffect(samples=1000)
+        >>> evaluator = EvaluationPlugin(*metrics, loggers=[InteractiveLogger()])
+    """
+
+    def __init__(self, moments: Literal["all", "task"] = "all", *, samples: int | None = None) -> None:
+        super().__init__()
+        if moments not in ("all", "task"):
+            raise ValueError(f"NormEffect: moments={moments!r} is not allowed. Use 'all' or 'task'.")
+        if samples is not None and samples < 2:
+            raise ValueError(f"NormEffect: samples={samples} is too few. Use at least 2, or None for all.")
+        self.moments, self.samples = moments, samples
+        self._data: dict[int, list[Any]] = {}  # training data by experience
+        self._new: dict[str, tuple[Tensor, Tensor]] | None = None  # moments of all data, in one evaluation
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new evaluation."""
+        self._new = None
+        self._count = self._exact = self._used = 0
+        self._correct = self._seen = 0
+
+    def result(self) -> float | None:
+        """Return the effect over the samples that were evaluated since the last reset; None if there are none."""
+        return (self._exact - self._used) / self._count if self._count else None
+
+    def __str__(self) -> str:
+        return "NormEffect" if self.moments == "all" else "TaskNormEffect"
+
+    def before_training_exp(self, strategy: Any) -> None:
+        """Remember the training data of the experience."""
+        self._data.setdefault(_experience_id(strategy.experience), []).append(_sampled(strategy, self.samples))
+
+    def before_eval(self, strategy: Any) -> None:
+        """Start a new evaluation."""
+        self.reset()
+
+    def before_eval_exp(self, strategy: Any) -> None:
+        """Start the count of the experience."""
+        self._correct = self._seen = 0
+
+    def after_eval_iteration(self, strategy: Any) -> None:
+        """Count the correct predictions of the evaluation itself."""
+        self._correct += _correct(strategy.mb_output, strategy.mb_y)
+        self._seen += len(strategy.mb_y)
+
+    def after_eval_exp(self, strategy: Any) -> list[Any] | None:
+        """Evaluate the experience with exact moments, and log the effect."""
+        parts = self._moment_data(strategy)
+        if not parts or not self._seen:
+            return None
+        exact = self._correct
+        if keeps_moments(strategy.model):
+            with self._exact_moments(strategy, parts):
+                exact = _evaluate(strategy)
+        self._exact, self._used, self._count = self._exact + exact, self._used + self._correct, self._count + self._seen
+        return [self._value(strategy, "Exp", (exact - self._correct) / self._seen)]
+
+    def after_eval(self, strategy: Any) -> list[Any] | None:
+        """Log the effect over the stream."""
+        effect = self.result()
+        return None if effect is None else [self._value(strategy, "Stream", effect)]
+
+    def _moment_data(self, strategy: Any) -> list[Any]:
+        if self.moments == "all":
+            return [data for parts in self._data.values() for data in parts]
+        return self._data.get(_experience_id(strategy.experience), [])
+
+    @contextmanager
+    def _exact_moments(self, strategy: Any, parts: Sequence[Any]) -> Iterator[None]:
+        if self._new is not None:
+            with _buffers_set(strategy.model, self._new):
+                yield
+            return
+        batches = _Chained([_batches(strategy, data) for data in parts])
+        with reestimate(strategy.model, batches, call=_forward_on(strategy.device)) as done:
+            if self.moments == "all":  # the same for all experiences of this evaluation
+                self._new = {name: (layer.new_mean, layer.new_var) for name, layer in done.moments.items()}
+            yield
+
+    def _value(self, strategy: Any, level: str, value: float) -> Any:
+        name = get_metric_name(f"{self}_{level}", strategy, add_experience=level == "Exp", add_task=True)
+        return MetricValue(self, name, value, strategy.clock.train_iterations)
+
+
+class _Chained:
+    """Batches of several data sets, one after the other."""
+
+    def __init__(self, parts: Sequence[Iterable[Any]]) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        for part in self.parts:
+            yield from part
+
+
+def _experience_id(experience: Any) -> int:
+    """Return the number of an experience; for a part of one in an online stream, that of the whole experience."""
+    return int(getattr(experience, "origin_experience", experience).current_experience)
+
+
+def _sampled(strategy: Any, samples: int | None) -> Any:
+    data = strategy.experience.dataset
+    if samples is None or len(data) <= samples:
+        return data
+    return data.subset(np.linspace(0, len(data) - 1, samples).astype(int).tolist())
+
+
+@contextmanager
+def _buffers_set(model: nn.Module, moments: Mapping[str, tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Set the running moments of layers, by name, and restore the old ones on exit."""
+    layers: list[tuple[Any, tuple[Tensor, Tensor]]] = [(model.get_submodule(n), new) for n, new in moments.items()]
+    old = [(layer.running_mean.clone(), layer.running_var.clone()) for layer, _ in layers]
+    try:
+        for layer, (mean, var) in layers:
+            layer.running_mean.copy_(mean)
+            layer.running_var.copy_(var)
+        yield
+    finally:
+        for (layer, _), (mean, var) in zip(layers, old, strict=True):
+            layer.running_mean.copy_(mean)
+            layer.running_var.copy_(var)
+
+
+def _evaluate(strategy: Any) -> int:
+    """Return the number of correct predictions on the current experience, with the strategy's own forward pass."""
+    before = strategy.mbatch, strategy.mb_output
+    correct = 0
+    try:
+        with torch.random.fork_rng(devices=[]):  # the data loader draws a seed
+            for strategy.mbatch in strategy.dataloader:
+                strategy._unpack_minibatch()
+                correct += _correct(strategy.forward(), strategy.mb_y)
+    finally:
+        strategy.mbatch, strategy.mb_output = before
+    return correct
+
+
+def _correct(output: Tensor, target: Tensor) -> int:
+    return int((output.argmax(1) == target).sum())
+
+
+def to_avalanche(stream: Stream, seed: int = 0) -> CLScenario:
+    """Return a stream as an Avalanche benchmark, with one training and one test experience for each task.
+
+    Samples, labels and their order are those of `bench.run` with the same seed. Inputs are tensors as the networks of
+    the bench receive them (scaled to [0, 1], permuted and normalized as the stream defines it). If the stream has
+    augmentation, the training transforms are its random crops and flips, drawn from torch's global generator; replay
+    buffers draw new ones each time. Labels are output indices: classes are numbered in the order of the tasks.
+
+    Task labels are the numbers of the tasks for scenario ``"task"``, and 0 for ``"class"`` and ``"domain"``. Avalanche
+    has no rule by which only the outputs of a task compete: use a multi-head model for scenario ``"task"``.
+
+    Args:
+        stream: Stream with one label per sample.
+        seed: Seed of the stream: of the class order, the permutations and the order of samples, where these are random.
+
+    Returns:
+        A benchmark with the streams ``train_stream`` and ``test_stream``.
+
+    Raises:
+        ValueError: For multi-label and for task-free streams, which Avalanche's benchmarks can't represent.
+
+    Example:
+        >>> x, y = np.random.default_rng(0).normal(size=(80, 8)), np.arange(80) % 4
+        >>> benchmark = to_avalanche(Stream.from_arrays(x, y, x, y, tasks=2))
+        >>> [sorted(experience.classes_in_this_experience) for experience in benchmark.train_stream]
+        [[0, 1], [2, 3]]
+    """
+    (seed,) = list_seeds([seed])
+    sequence = stream.sequence(seed)
+    if sequence.multi_label:
+        raise ValueError(f"to_avalanche: {stream.name} has several labels per sample. Use a stream with one label.")
+    if sequence.task_free:
+        raise ValueError(
+            f"to_avalanche: {stream.name} is task-free, and experiences have boundaries. Use scenario='class', and "
+            f"avalanche.benchmarks.split_online_stream for small experiences."
+        )
+    data = DeviceStream(sequence, torch.device("cpu"))
+    is_task_aware = not sequence.competing.all()
+    experiences = {
+        name: [_experience(data, task, name == "test", task if is_task_aware else 0) for task in range(sequence.tasks)]
+        for name in ("train", "test")
+    }
+    return with_classes_timeline(with_task_labels(benchmark_from_datasets(**experiences)))
+
+
+def _experience(data: DeviceStream, task: int, test: bool, task_label: int) -> Any:
+    items = data.sequence.test if test else data.sequence.train
+    labels = items.label[items.task == task].tolist()
+    padding = None if test else data.sequence.padding
+    augment = None if padding is None else RandomCropAndFlip(padding, _normalized_zero(data))
+    return TaskAwareSupervisedClassificationDataset(
+        [TaskDataset(data, task, test)],
+        data_attributes=[DataAttribute(labels, "targets"), TaskLabels([task_label] * len(labels))],
+        transform_groups=TransformGroups({"train": augment, "eval": None}, current_group="eval" if test else "train"),
+    )
+
+
+def _normalized_zero(data: DeviceStream) -> Tensor:
+    """Return the input value of a black pixel in each channel, (C, 1, 1)."""
+    mean, std = data.sequence.mean, data.sequence.std
+    if mean is None or std is None:
+        return torch.zeros(1, 1, 1)
+    return ((0 - torch.tensor(mean)) / torch.tensor(std)).view(-1, 1, 1)
+
+
+class RandomCropAndFlip:
+    """Transform of a stream's augmentation: pad with black pixels, crop to the old size, and flip half of the images.
+
+    Args:
+        padding: Pixels on each side.
+        black: Value of a black pixel in each channel, (C, 1, 1).
+
+    Example:
+        >>> RandomCropAndFlip(1, torch.zeros(1, 1, 1))(torch.ones(3, 8, 8)).shape
+        torch.Size([3, 8, 8])
+    """
+
+    def __init__(self, padding: int, black: Tensor) -> None:
+        self.padding, self.black = padding, black
+
+    def __call__(self, x: Tensor) -> Tensor:
+        channels, height, width = x.shape
+        padded = self.black.expand(channels, height + 2 * self.padding, width + 2 * self.padding).clone()
+        padded[:, self.padding : self.padding + height, self.padding : self.padding + width] = x
+        down, right = torch.randint(0, 2 * self.padding + 1, (2,)).tolist()
+        view = padded[:, down : down + height, right : right + width]
+        return view.flip(-1) if torch.rand(()) < 0.5 else view
