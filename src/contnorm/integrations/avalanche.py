@@ -4,14 +4,20 @@ Example:
     >>> from avalanche.training import Replay
     >>> from contnorm.integrations.avalanche import NormPlugin
     >>> network = nn.Sequential(nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.Flatten(), nn.Linear(32 * 26 * 26, 10))
-    >>> optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    >>> strategy = Replay(model=network, optimizer=optimizer, evaluator=None, plugins=[NormPlugin("cn", num_groups=8)])
+    >>> strategy = Replay(
+    ...     model=network,
+    ...     optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
+    ...     criterion=nn.CrossEntropyLoss(),
+    ...     mem_size=200,
+    ...     plugins=[NormPlugin("cn", num_groups=8)],
+    ... )
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -48,7 +54,7 @@ except ModuleNotFoundError as error:
 __all__ = ["NormEffect", "NormPlugin", "to_avalanche"]
 
 
-class NormPlugin(SupervisedPlugin):  # type: ignore[misc,unused-ignore]
+class NormPlugin(SupervisedPlugin):
     """Plugin that converts the norms of a strategy's model, and can evaluate with moments of the replay buffer.
 
     The model is converted in place before the first training or evaluation. Parameters stay the same objects, so the
@@ -120,7 +126,7 @@ class NormPlugin(SupervisedPlugin):  # type: ignore[misc,unused-ignore]
         if len(buffer):
             batches = _batches(strategy, buffer)
             self._evaluation_moments = reestimate(
-                strategy.model, batches, weights=self.weights, call=_forward_on(strategy.device)
+                strategy.model, batches, weights=self.weights, call=_forward_on(strategy.device), frozen="lift"
             )
 
     def after_eval(self, strategy: Any, **kwargs: Any) -> None:
@@ -215,14 +221,14 @@ def _batches(strategy: Any, dataset: Any) -> Iterable[Any]:
     )
 
 
-class NormEffect(PluginMetric[float]):  # type: ignore[misc,unused-ignore]
+class NormEffect(PluginMetric[float]):
     """Metric of the cross-task normalization effect: the accuracy that exact moments would add in each evaluation.
 
     The model is evaluated a second time, with exact moments of training data in place of the running moments; weights
     do not change. The effect is the accuracy with exact moments minus the accuracy of the evaluation, as fractions like
     Avalanche's accuracies, so that ``Top1_Acc_Exp`` plus the effect is the accuracy with exact moments. It is positive
     if the moments that the evaluation uses make the model forget. Those are the running moments, or, with a
-    `NormPlugin`, the moments of the buffer: then the effect is what remains. It is 0 for models without running moments.
+    `NormPlugin`, the moments of the buffer: then the effect is what remains. It is 0 for models without moments.
 
     Logged values, with the names of Avalanche's metrics:
 
@@ -318,7 +324,7 @@ class NormEffect(PluginMetric[float]):  # type: ignore[misc,unused-ignore]
                 yield
             return
         batches = _Chained([_batches(strategy, data) for data in parts])
-        with reestimate(strategy.model, batches, call=_forward_on(strategy.device)) as done:
+        with reestimate(strategy.model, batches, call=_forward_on(strategy.device), frozen="lift") as done:
             if self.moments == "all":  # the same for all experiences of this evaluation
                 self._new = {name: (layer.new_mean, layer.new_var) for name, layer in done.moments.items()}
             yield
@@ -373,7 +379,8 @@ def _evaluate(strategy: Any) -> int:
     correct = 0
     try:
         with torch.random.fork_rng(devices=[]):  # the data loader draws a seed
-            for strategy.mbatch in strategy.dataloader:
+            for batch in strategy.dataloader:
+                strategy.mbatch = batch
                 strategy._unpack_minibatch()
                 correct += _correct(strategy.forward(), strategy.mb_y)
     finally:
@@ -409,7 +416,7 @@ def to_avalanche(stream: Stream, seed: int = 0) -> CLScenario:
     Example:
         >>> x, y = np.random.default_rng(0).normal(size=(80, 8)), np.arange(80) % 4
         >>> benchmark = to_avalanche(Stream.from_arrays(x, y, x, y, tasks=2))
-        >>> [sorted(experience.classes_in_this_experience) for experience in benchmark.train_stream]
+        >>> [experience.classes_in_this_experience for experience in benchmark.train_stream]
         [[0, 1], [2, 3]]
     """
     (seed,) = list_seeds([seed])
@@ -427,7 +434,11 @@ def to_avalanche(stream: Stream, seed: int = 0) -> CLScenario:
         name: [_experience(data, task, name == "test", task if is_task_aware else 0) for task in range(sequence.tasks)]
         for name in ("train", "test")
     }
-    return with_classes_timeline(with_task_labels(benchmark_from_datasets(**experiences)))
+    benchmark = with_classes_timeline(with_task_labels(benchmark_from_datasets(**experiences)))
+    for experience in chain(benchmark.train_stream, benchmark.test_stream):
+        # A list, because Avalanche's MultiHeadClassifier uses the classes as an index.
+        experience.classes_in_this_experience = sorted(experience.classes_in_this_experience)
+    return benchmark
 
 
 def _experience(data: DeviceStream, task: int, test: bool, task_label: int) -> Any:

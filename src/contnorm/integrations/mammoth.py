@@ -180,7 +180,7 @@ def _checked_backbones(names: Iterable[str], registered: dict[str, Any]) -> list
 
 
 def _batch_norm_backbones(registered: dict[str, Any]) -> list[str]:
-    """Return the backbones whose source file uses batch norm; building them may need further arguments or a download."""
+    """Return the backbones whose source file uses batch norm; building them to look may start a download."""
     bases = []
     for name, entry in registered.items():
         module = sys.modules[entry["class"].__module__]

@@ -49,7 +49,10 @@ def read_benchmark(benchmark: Any, augment: bool | None) -> BenchmarkArrays:
             f"from_avalanche: the benchmark has {len(train)} training and {len(test)} test experiences. Use one test "
             f"experience for each training experience."
         )
-    splits = [[_read(exp, f"{name} experience {i}") for i, exp in enumerate(exps)] for name, exps in _named(train, test)]
+    splits = [
+        [_read(experience, f"{name} experience {i}") for i, experience in enumerate(experiences)]
+        for name, experiences in (("training", train), ("test", test))
+    ]
     if augment is None:
         _check_transforms(train)
     scenario, labels = _scenario(train, [[set(y) for _, y in split] for split in splits])
@@ -62,10 +65,6 @@ def read_benchmark(benchmark: Any, augment: bool | None) -> BenchmarkArrays:
         return BenchmarkArrays((x, y, x_test, y_test), scenario, None, (ids[0], ids[1]))
     tasks = [list(dict.fromkeys(_sorted(ys))) for _, ys in splits[0]]
     return BenchmarkArrays((x, y, x_test, y_test), scenario, tasks, None)
-
-
-def _named(train: list[Any], test: list[Any]) -> tuple[tuple[str, list[Any]], tuple[str, list[Any]]]:
-    return ("training", train), ("test", test)
 
 
 def _sorted(labels: Iterable[Any]) -> list[Any]:

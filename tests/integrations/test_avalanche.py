@@ -1,0 +1,514 @@
+"""The integration with Avalanche, in its own training loops."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import contnorm as cn
+from contnorm import bench
+from contnorm.errors import UserError
+
+pytest.importorskip("avalanche", reason="Avalanche is not installed: pip install contnorm[avalanche]")
+
+from avalanche.benchmarks import split_online_stream, task_incremental_benchmark
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.models import DynamicModule, IncrementalClassifier, MultiHeadClassifier, MultiTaskModule
+from avalanche.training import Naive, Replay
+from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
+from avalanche.training.storage_policy import ReservoirSamplingBuffer
+from avalanche.training.supervised import DER, ER_ACE
+
+from contnorm.integrations.avalanche import NormEffect, NormPlugin, RandomCropAndFlip, to_avalanche
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXP, STREAM = "eval_phase/test_stream/Task000/Exp{:03}", "eval_phase/test_stream/Task000"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Avalanche 0.6 calls functions that it deprecates
+    pytest.mark.filterwarnings("ignore:No loggers specified"),
+    pytest.mark.slow,
+]
+
+
+@pytest.fixture(scope="module")
+def stream() -> bench.Stream:
+    return bench.load_stream(
+        "split-mnist", source="digits", scenario="class", tasks=3, train_per_task=60, test_per_task=40
+    )
+
+
+@pytest.fixture(scope="module")
+def benchmark(stream: bench.Stream) -> Any:
+    return to_avalanche(stream)
+
+
+def network(classifier: nn.Module | None = None) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 5, stride=3), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()),
+        classifier or nn.Linear(144, 10),
+    )
+
+
+def learner(kind: type, model: nn.Module, *plugins: Any, metrics: Any = (), **options: Any) -> Any:
+    memory = {} if kind is Naive else {"mem_size": 30}
+    return kind(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        criterion=nn.CrossEntropyLoss(),
+        train_mb_size=10,
+        eval_mb_size=32,
+        plugins=list(plugins),
+        evaluator=EvaluationPlugin(accuracy_metrics(experience=True, stream=True), *metrics, loggers=[]),
+        **{**memory, **options},
+    )
+
+
+def learn(strategy: Any, benchmark: Any) -> dict[str, float]:
+    torch.manual_seed(1)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    return strategy.eval(benchmark.test_stream)
+
+
+def batch_moments(model: nn.Module) -> list[torch.Tensor]:
+    return [b.clone() for name, b in model.named_buffers() if "running" in name]
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def accuracies(model: nn.Module, benchmark: Any) -> list[float]:
+    """Accuracy on each test experience by a plain loop."""
+    model.eval()
+    found = []
+    for experience in benchmark.test_stream:
+        samples = [experience.dataset[i] for i in range(len(experience.dataset))]
+        x, y = torch.stack([sample[0] for sample in samples]), torch.tensor([sample[1] for sample in samples])
+        found.append(float((model(x).argmax(1) == y).float().mean()))
+    return found
+
+
+def loaded(dataset: Any) -> torch.Tensor:
+    data = dataset.eval()
+    return torch.stack([data[i][0] for i in range(len(data))])
+
+
+@pytest.mark.feature("avalanche", "`NormPlugin` in Naive, Replay, DER and ER-ACE")
+@pytest.mark.parametrize("kind", [Naive, Replay, DER, ER_ACE])
+def test_plugin_converts_and_trains(kind: type, benchmark: Any) -> None:
+    model = network()
+    before, parameters = weights(model), list(model.parameters())
+    strategy = learner(kind, model, NormPlugin("cn", num_groups=4))
+    logged = learn(strategy, benchmark)
+    norms = [m for m in strategy.model.modules() if isinstance(m, cn.ContinualNorm2d)]
+    assert [m.num_groups for m in norms] == [4, 4]
+    assert all(p is q for p, q in zip(strategy.model.parameters(), parameters, strict=True))
+    optimized = {id(p) for group in strategy.optimizer.param_groups for p in group["params"]}
+    assert optimized == {id(p) for p in strategy.model.parameters()}
+    assert not any(torch.equal(p, q) for p, q in zip(weights(strategy.model), before, strict=True))
+    assert max(logged[f"Top1_Acc_Exp/{EXP.format(i)}"] for i in range(3)) > 0.5
+
+
+def test_plugin_equals_conversion_before_the_strategy(benchmark: Any) -> None:
+    plugged = learner(Replay, network(), NormPlugin("cn", num_groups=4))
+    converted = learner(Replay, cn.convert_norm(network(), "cn", num_groups=4))
+    assert learn(plugged, benchmark) == learn(converted, benchmark)
+    assert equal(weights(plugged.model), weights(converted.model))
+
+
+@pytest.mark.feature("avalanche", "evaluation with moments of the replay buffer")
+@pytest.mark.parametrize("kind", [Replay, DER, ER_ACE])
+def test_buffer_moments_change_the_evaluation_alone(kind: type, benchmark: Any) -> None:
+    plain, plugged = learner(kind, network()), learner(kind, network(), NormPlugin(None, reestimate_from="buffer"))
+    learn(plain, benchmark)
+    logged = learn(plugged, benchmark)
+    assert equal(weights(plain.model), weights(plugged.model))
+    assert equal(batch_moments(plain.model), batch_moments(plugged.model))
+    policy = getattr(plugged, "storage_policy", None) or next(
+        p.storage_policy for p in plugged.plugins if isinstance(p, ReplayPlugin)
+    )
+    with cn.reestimate(plain.model, [loaded(policy.buffer)]):
+        expected = accuracies(plain.model, benchmark)
+    assert [logged[f"Top1_Acc_Exp/{EXP.format(i)}"] for i in range(3)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_buffer_moments_in_periodic_evaluation(benchmark: Any) -> None:
+    """Evaluations inside training, also before the first experience ends, leave training as it is."""
+    plain = learner(Replay, network())
+    plugged = learner(Replay, network(), NormPlugin(None, reestimate_from="buffer"), eval_every=1)
+    for strategy in (plain, plugged):
+        torch.manual_seed(1)
+        for experience in benchmark.train_stream:
+            torch.manual_seed(2)  # evaluations read data and draw seeds for it
+            strategy.train(experience, eval_streams=[])
+    plugged.eval(benchmark.test_stream)
+    assert equal(weights(plain.model), weights(plugged.model))
+    assert equal(batch_moments(plain.model), batch_moments(plugged.model))
+
+
+def test_empty_buffer_leaves_running_moments(benchmark: Any) -> None:
+    model = network()
+    strategy = learner(Replay, model, NormPlugin(None, reestimate_from="buffer"))
+    before = batch_moments(model)
+    logged = strategy.eval(benchmark.test_stream)
+    assert equal(batch_moments(model), before)
+    assert logged[f"Top1_Acc_Exp/{EXP.format(0)}"] == pytest.approx(accuracies(model, benchmark)[0])
+
+
+def test_interrupted_evaluation_is_restored(benchmark: Any) -> None:
+    class Interrupt(NormEffect):
+        armed = False
+
+        def after_eval_iteration(self, strategy: Any) -> None:
+            if self.armed:
+                raise KeyboardInterrupt
+
+    metric = Interrupt()
+    strategy = learner(Replay, network(), NormPlugin(None, reestimate_from="buffer"), metrics=[metric])
+    strategy.train(benchmark.train_stream[0])
+    running = batch_moments(strategy.model)
+    metric.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        strategy.eval(benchmark.test_stream)
+    assert not equal(batch_moments(strategy.model), running)
+    metric.armed = False
+    strategy.eval(benchmark.test_stream)
+    assert equal(batch_moments(strategy.model), running)
+
+
+def test_buffer_of_a_chosen_plugin(benchmark: Any) -> None:
+    one, two = (ReplayPlugin(20, storage_policy=ReservoirSamplingBuffer(20)) for _ in range(2))
+    several = learner(Naive, network(), one, two, NormPlugin(None, reestimate_from="buffer"))
+    with pytest.raises(ValueError, match=r"Naive has 2 replay buffers \(ReplayPlugin, ReplayPlugin\)"):
+        several.train(benchmark.train_stream[0])
+    for source in (one, one.storage_policy):
+        learn(learner(Naive, network(), one, two, NormPlugin(None, reestimate_from=source)), benchmark)
+
+
+def test_wrong_arguments_of_plugin(benchmark: Any) -> None:
+    with pytest.raises(ValueError, match="Naive and its plugins have no replay buffer"):
+        learner(Naive, network(), NormPlugin("cn", "buffer", num_groups=4)).train(benchmark.train_stream[0])
+    with pytest.raises(ValueError, match="reestimate_from='memory' is not allowed"):
+        NormPlugin(reestimate_from="memory")
+    with pytest.raises(ValueError, match="num_groups: options of a norm need the norm"):
+        NormPlugin(None, num_groups=4)
+    with pytest.raises(ValueError, match="a list, which has no buffer"):
+        learner(Replay, network(), NormPlugin(None, [])).eval(benchmark.test_stream)
+
+
+def test_frozen_moments_are_lifted_for_the_buffer(benchmark: Any) -> None:
+    strategy = learner(Replay, network(), NormPlugin(None, reestimate_from="buffer"), metrics=[NormEffect()])
+    strategy.train(benchmark.train_stream[0])
+    cn.freeze_stats(strategy.model)
+    running = batch_moments(strategy.model)
+    strategy.eval(benchmark.test_stream)
+    strategy.train(benchmark.train_stream[1])
+    assert equal(batch_moments(strategy.model), running)
+
+
+class GrowingModel(DynamicModule):
+    """A model whose adaptation adds a layer with batch norm for each experience."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.BatchNorm2d(1)])
+        self.linear = nn.Linear(784, 10)
+
+    def adaptation(self, experience: Any) -> None:
+        if self.training:
+            self.layers.append(nn.BatchNorm2d(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.linear(x.flatten(1))
+
+
+@pytest.mark.feature("avalanche", "models that grow: converted after each adaptation")
+@pytest.mark.parametrize("norm", ["cn_tied", "sn"])
+def test_layers_of_adaptation_are_converted(norm: str, benchmark: Any) -> None:
+    options = {"num_groups": 1} if norm == "cn_tied" else {}
+    strategy = learner(Replay, GrowingModel(), NormPlugin(norm, **options))
+    learn(strategy, benchmark)
+    kinds = {type(layer) for layer in strategy.model.layers}
+    assert kinds == {cn.ContinualNorm2d if norm == "cn_tied" else cn.SwitchNorm2d}
+    assert len(strategy.model.layers) >= 4
+    optimized = {id(p) for group in strategy.optimizer.param_groups for p in group["params"]}
+    assert optimized == {id(p) for p in strategy.model.parameters()}
+
+
+def test_incremental_classifier_keeps_working(benchmark: Any) -> None:
+    model = network(IncrementalClassifier(144, initial_out_features=2))
+    learn(learner(Replay, model, NormPlugin("cn", reestimate_from="buffer", num_groups=4)), benchmark)
+    assert model[-1].classifier.out_features == 6
+    assert isinstance(model[1], cn.ContinualNorm2d)
+
+
+class MultiHead(MultiTaskModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = network()[:-1]
+        self.head = MultiHeadClassifier(144, 10)
+
+    def forward(self, x: torch.Tensor, task_labels: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x), task_labels)
+
+
+@pytest.mark.feature("avalanche", "multi-head models with task labels")
+def test_multi_head_model_with_buffer_moments() -> None:
+    stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=60, test_per_task=40)
+    benchmark = to_avalanche(stream)
+    assert [experience.task_labels for experience in benchmark.test_stream] == [[0], [1]]
+    strategy = learner(Replay, MultiHead(), NormPlugin("cn", "buffer", num_groups=4), metrics=[NormEffect()])
+    logged = learn(strategy, benchmark)
+    assert logged["Top1_Acc_Exp/eval_phase/test_stream/Task001/Exp001"] > 0.6
+    assert "NormEffect_Exp/eval_phase/test_stream/Task001/Exp001" in logged
+
+
+def by_task(benchmark: Any, split: str) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    experiences = getattr(benchmark, f"{split}_stream")
+    return [[(loaded(e.dataset), torch.tensor(list(e.dataset.targets)))] for e in experiences]
+
+
+@pytest.mark.feature("avalanche", "metric `NormEffect`")
+def test_norm_effect_equals_diagnosis(benchmark: Any) -> None:
+    metrics = [NormEffect(), NormEffect("task")]
+    strategy = learner(Naive, network(), metrics=metrics)
+    logged = learn(strategy, benchmark)
+    found = cn.diagnose(strategy.model, by_task(benchmark, "train"), test_by_task=by_task(benchmark, "test"))
+    for name, exact in (("NormEffect", found.oracle), ("TaskNormEffect", found.own)):
+        expected = [(a - b) / 100 for a, b in zip(exact, found.running, strict=True)]
+        assert [logged[f"{name}_Exp/{EXP.format(i)}"] for i in range(3)] == pytest.approx(expected, abs=1e-6)
+        assert logged[f"{name}_Stream/{STREAM}"] == pytest.approx(fmean(expected), abs=1e-6)
+    assert any(abs(a - b) > 1 for a, b in zip(found.oracle, found.running, strict=True))
+
+
+def test_norm_effect_leaves_the_training_unchanged(benchmark: Any) -> None:
+    plain, measured = learner(Replay, network()), learner(Replay, network(), metrics=[NormEffect(samples=20)])
+    for strategy in (plain, measured):
+        torch.manual_seed(1)
+        for experience in benchmark.train_stream:
+            strategy.train(experience)
+            strategy.eval(benchmark.test_stream)
+    assert equal(weights(plain.model), weights(measured.model))
+    assert equal(batch_moments(plain.model), batch_moments(measured.model))
+
+
+def test_norm_effect_is_zero_without_moments_and_absent_before_training(benchmark: Any) -> None:
+    strategy = learner(Replay, cn.convert_norm(network(), "gn", num_groups=4), metrics=[NormEffect()])
+    assert not any("NormEffect" in name for name in strategy.eval(benchmark.test_stream))
+    strategy.train(benchmark.train_stream[0])
+    assert strategy.eval(benchmark.test_stream)[f"NormEffect_Stream/{STREAM}"] == 0
+
+
+def test_norm_effect_in_online_stream(benchmark: Any) -> None:
+    """Parts of an experience count as one: its effect is that of its whole data."""
+    strategy = learner(Naive, network(), metrics=[NormEffect("task")])
+    online = split_online_stream(benchmark.train_stream, experience_size=20, access_task_boundaries=True)
+    torch.manual_seed(1)
+    for experience in online:
+        strategy.train(experience)
+    logged = strategy.eval(benchmark.test_stream)
+    found = cn.diagnose(strategy.model, by_task(benchmark, "train"), test_by_task=by_task(benchmark, "test"))
+    expected = [(a - b) / 100 for a, b in zip(found.own, found.running, strict=True)]
+    assert [logged[f"TaskNormEffect_Exp/{EXP.format(i)}"] for i in range(3)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_wrong_arguments_of_norm_effect() -> None:
+    with pytest.raises(ValueError, match="moments='oracle' is not allowed"):
+        NormEffect("oracle")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="samples=1 is too few"):
+        NormEffect(samples=1)
+
+
+@pytest.mark.feature("avalanche", "streams of the bench as a benchmark")
+def test_benchmark_has_samples_of_stream(stream: bench.Stream, benchmark: Any) -> None:
+    for task, train, test in zip(stream.tasks, benchmark.train_stream, benchmark.test_stream, strict=True):
+        for ours, theirs in ((task.train, train.dataset), (task.test, test.dataset)):
+            assert len(ours) == len(theirs)
+            for i in (0, len(ours) // 2, len(ours) - 1):
+                x, y = ours[i]
+                assert torch.equal(x, theirs[i][0])
+                assert (y, 0) == tuple(map(int, theirs[i][1:]))
+        assert train.classes_in_this_experience == [2 * task.index, 2 * task.index + 1]
+
+
+def test_class_order_of_seed() -> None:
+    options = {"source": "digits", "scenario": "class", "class_order": "seed", "train_per_task": 20}
+    stream = bench.load_stream("split-mnist", **options)
+    for seed in (0, 1):
+        batches = list(stream.batches(batch_size=20, seed=seed))
+        for experience, batch in zip(to_avalanche(stream, seed).train_stream, batches, strict=True):
+            assert torch.equal(torch.stack([experience.dataset[i][0] for i in range(20)]), batch.x)
+    assert not torch.equal(batches[0].x, next(stream.batches(batch_size=20, seed=0)).x)
+
+
+def test_augmentation_of_stream_is_in_training_transforms() -> None:
+    x = np.arange(2 * 3 * 16 * 16, dtype=np.uint8).reshape(2, 3, 16, 16) // 2 + 64
+    stream = bench.Stream.from_arrays(x, [0, 1], x, [0, 1], tasks=1, augment=True)
+    (experience,) = to_avalanche(stream).train_stream
+    plain = loaded(experience.dataset)
+    views = [experience.dataset[0][0] for _ in range(40)]
+    assert {tuple(view.shape) for view in views} == {(3, 16, 16)}
+    assert len({view.numpy().tobytes() for view in views}) > 20
+    padding = stream.sequence().padding
+    assert padding is not None
+    padded = nn.functional.pad(plain[0], (padding,) * 4)
+    crops = [padded[:, i : i + 16, j : j + 16] for i in range(2 * padding + 1) for j in range(2 * padding + 1)]
+    for view in views:
+        assert any(torch.equal(view, crop) or torch.equal(view.flip(-1), crop) for crop in crops)
+
+
+def test_padding_of_normalized_images_is_black() -> None:
+    black = torch.tensor([-1.0, -2.0, -3.0]).view(3, 1, 1)
+    view = RandomCropAndFlip(4, black)(torch.ones(3, 1, 1))
+    assert view.flatten().tolist() in ([1, 1, 1], [-1, -2, -3])
+
+
+def test_streams_that_benchmarks_cannot_represent() -> None:
+    free = bench.load_stream("split-mnist", source="digits", scenario="free")
+    with pytest.raises(ValueError, match="is task-free"):
+        to_avalanche(free)
+
+
+@pytest.mark.feature("avalanche", "`Stream.from_avalanche`")
+@pytest.mark.parametrize("scenario", ["class", "task"])
+def test_stream_of_benchmark_and_back(scenario: str) -> None:
+    stream = bench.load_stream(
+        "split-mnist", source="digits", scenario=scenario, tasks=2, train_per_task=30, test_per_task=20
+    )
+    back = bench.Stream.from_avalanche(to_avalanche(stream), name="mine")
+    assert back.settings["scenario"] == scenario
+    assert back.name == "mine" and back.num_outputs == stream.num_outputs
+    for ours, theirs in zip(stream.tasks, back.tasks, strict=True):
+        for a, b in ((ours.train, theirs.train), (ours.test, theirs.test)):
+            samples = [{(x.numpy().tobytes(), y) for x, y in (d[i] for i in range(len(d)))} for d in (a, b)]
+            assert samples[0] == samples[1]
+    result = bench.run(back, norm="cn", settings={"norm.groups": 4, "train.batch": 10})
+    assert result.scores()["acc"] > 0
+
+
+class Experience:
+    """An experience with raw images, as Avalanche has it."""
+
+    def __init__(self, x: Any, y: list[int], tasks: list[int], train: Any = None) -> None:
+        self.samples, self.task_labels, self.dataset, self._train = list(zip(x, y, strict=True)), tasks, self, train
+
+    def eval(self) -> Experience:
+        return Experience(*zip(*self.samples, strict=True), self.task_labels)
+
+    def train(self) -> Any:
+        return self if self._train is None else self._train
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.samples[index]
+
+
+class Benchmark:
+    def __init__(self, train: list[Experience], test: list[Experience] | None = None) -> None:
+        self.train_stream, self.test_stream = train, train if test is None else test
+
+
+def experience(labels: list[int], task: int, fill: int = 7) -> Experience:
+    return Experience(np.full((len(labels), 3, 4, 4), fill, dtype=np.uint8), labels, [task])
+
+
+def test_scenario_follows_from_task_labels() -> None:
+    shared = Benchmark([experience([0, 1], 0), experience([1, 0], 0)])
+    heads = Benchmark([experience([0, 1], 0), experience([1, 0], 1)])
+    assert bench.Stream.from_avalanche(shared).settings["scenario"] == "domain"
+    stream = bench.Stream.from_avalanche(heads)
+    assert stream.settings["scenario"] == "task"
+    assert [task.classes for task in stream.tasks] == [("0:0", "0:1"), ("1:0", "1:1")]
+    assert stream.num_outputs == 4
+    assert stream.tasks[0].train[0][0].unique().item() == pytest.approx(7 / 255)  # bytes are scaled
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "words"),
+    [
+        (object(), "has no train_stream"),
+        (Benchmark([]), "no experiences"),
+        (Benchmark([experience([0, 1], 0)] * 2, [experience([0, 1], 0)]), "2 training and 1 test experiences"),
+        (Benchmark([experience([0], 0), experience([1], 0), experience([2], 1)]), r"task labels \[0, 0, 1\]"),
+        (Benchmark([Experience(np.zeros((2, 3)), [0, 1], [0, 1])]), r"samples of the tasks \[0, 1\]"),
+        (Benchmark([experience([0, 1], 0)], [experience([0, 2], 0)]), "class 2 of test experience 0"),
+        (Benchmark([Experience(np.zeros((2, 3)), ["a", "b"], [0])]), "not class indices"),
+        (Benchmark([Experience([np.zeros(3), np.zeros(4)], [0, 1], [0])]), "samples .* of one shape"),
+        (
+            Benchmark([Experience(np.zeros((2, 3)), [0, 1], [0], Experience(np.ones((2, 3)), [0, 1], [0]))]),
+            "other transforms in training",
+        ),
+    ],
+)
+def test_benchmarks_that_streams_cannot_represent(benchmark: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        bench.Stream.from_avalanche(benchmark)
+
+
+def test_augmentation_of_benchmark_needs_a_choice(benchmark: Any) -> None:
+    x = np.zeros((2, 3, 16, 16), dtype=np.uint8)
+    augmented = Benchmark([Experience(x, [0, 1], [0], Experience(x + 1, [0, 1], [0]))], [Experience(x, [0, 1], [0])])
+    with pytest.raises(UserError, match="augment=True"):
+        bench.Stream.from_avalanche(augmented)
+    assert bench.Stream.from_avalanche(augmented, augment=True).sequence().padding
+    assert bench.Stream.from_avalanche(augmented, augment=False).sequence().padding is None
+
+
+def test_task_incremental_benchmark_of_avalanche(benchmark: Any) -> None:
+    labelled = task_incremental_benchmark(benchmark, reset_task_labels=True)
+    assert bench.Stream.from_avalanche(labelled).settings["scenario"] == "task"
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "examples" / "avalanche_split_mnist.py"))
+
+
+@pytest.mark.feature("avalanche", "Replay on Split MNIST: BN, CN, BN with buffer moments")
+def test_example_runs_all_variants(example: dict[str, Any], stream: bench.Stream) -> None:
+    runs = {variant: example["train"](stream, variant, 0, 20) for variant in example["VARIANTS"]}
+    assert len(runs) == 3
+    for run in runs.values():
+        assert len(run["accuracy"]) == len(run["effect"]) == 3
+        assert run["accuracy"][-1] > 50
+    assert runs["BN"]["accuracy"] != runs["CN"]["accuracy"]
+
+
+def test_recorded_split_mnist_is_the_one_of_the_page(example: dict[str, Any]) -> None:
+    record = json.loads((ROOT / "docs/records/integrations/avalanche-split-mnist.json").read_text())
+    page = (ROOT / "docs/integrations/avalanche.md").read_text()
+    assert record["settings"] == example["SETTINGS"] and record["network"] == example["NETWORK"]
+    assert list(record["variants"]) == list(example["VARIANTS"])
+    for variant, values in record["variants"].items():
+        cells = []
+        for score in ("accuracy", "effect"):
+            by_seed = [fmean(run[score]) for run in values["runs"]]
+            assert values[score]["mean"] == pytest.approx(fmean(by_seed), abs=0.006)
+            assert values[score]["std"] == pytest.approx(stdev(by_seed), abs=0.006)
+            cells.append(f"{values[score]['mean']:.2f} ± {values[score]['std']:.2f}")
+        assert re.search(rf"^\| {re.escape(variant)} \| {re.escape(cells[0])} \| {re.escape(cells[1])} \|$", page, re.M)
+    seeds = [run["seed"] for run in record["variants"]["BN"]["runs"]]
+    assert f"{len(seeds)} seeds" in page and record["versions"]["avalanche-lib"] in page

@@ -1,0 +1,253 @@
+"""The integration with mammoth, in a checkout of it, which the environment variable CONTNORM_MAMMOTH names.
+
+The requirements of mammoth must be importable. CIFAR-10 is read from the folder that CONTNORM_MAMMOTH_DATA names, in
+torchvision's layout; without it, small files of random images in the same layout are used.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import contnorm as cn
+from contnorm.integrations import mammoth
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RECORD = ROOT / "docs" / "records" / "integrations" / "mammoth-seq-cifar10.json"
+CHECKOUT, DATA = os.environ.get("CONTNORM_MAMMOTH"), os.environ.get("CONTNORM_MAMMOTH_DATA")
+COMMAND = (
+    "main.py --model derpp --dataset seq-cifar10 --backbone {backbone} --num_filters 16 --buffer_size 50 --alpha 0.1 "
+    "--beta 0.5 --lr 0.03 --n_epochs 1 --batch_size 16 --stop_after 2 --debug_mode 1 --num_workers 0 --seed 0"
+)
+
+needs_checkout = pytest.mark.skipif(
+    CHECKOUT is None, reason="CONTNORM_MAMMOTH does not name a checkout of https://github.com/aimagelab/mammoth"
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with CIFAR10/cifar-10-batches-py, as torchvision has it."""
+    if DATA is not None:
+        return Path(DATA)
+    root = tmp_path_factory.mktemp("data")
+    folder = root / "CIFAR10" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        images = {"data": rng.integers(0, 256, (100, 3072), dtype=np.uint8), "labels": (np.arange(100) % 10).tolist()}
+        (folder / name).write_bytes(pickle.dumps(images))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {i}" for i in range(10)]}))
+    return root
+
+
+def run(arguments: list[str], folder: Path, data: Path) -> dict[str, Any]:
+    """Run mammoth's command in its folder, and return what was observed."""
+    assert CHECKOUT is not None
+    report = folder / "report.json"
+    runner = ROOT / "tests" / "integrations" / "mammoth_runner.py"
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-W", "ignore", str(runner), str(report), *arguments, "--base_path", str(data)]
+    command += ["--results_path", str(folder / "results")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MAMMOTH_TEST": "1"}
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(report.read_text())
+
+
+@needs_checkout
+@pytest.mark.slow
+@pytest.mark.feature("mammoth", "`derpp` on `seq-cifar10` with `--backbone resnet18-cn`")
+def test_command_trains_a_backbone_with_cn(tmp_path: Path, data: Path, request: pytest.FixtureRequest) -> None:
+    arguments = COMMAND.format(backbone="resnet18-cn").split()
+    seen = run(arguments, tmp_path, data)
+    assert seen["backbone"] == "resnet18-cn"
+    assert seen["norm_layers"] == {"ContinualNorm2d": 20}
+    assert seen["num_groups"] == [8, 16, 32]  # 16 to 128 channels: at least 2 in a group, and at most 32 groups
+    assert len(seen["losses"]) >= 8 and np.isfinite(seen["losses"]).all()
+    assert seen["moments_moved"] == 20
+    assert [len(row) for row in seen["class_incremental_accuracy"]] == [1, 2]
+    assert seen["bn_track_stats"] == "contnorm.integrations.mammoth"
+    if request.config.getoption("--record-integrations") and DATA is not None:
+        RECORD.write_text(json.dumps(made_record(arguments, seen), indent=1) + "\n")
+
+
+@needs_checkout
+@pytest.mark.slow
+@pytest.mark.feature("mammoth", "groups by `--num_groups`, other norms")
+def test_command_takes_groups(tmp_path: Path, data: Path) -> None:
+    arguments = [*COMMAND.format(backbone="resnet18-gn").split(), "--num_groups", "4"]
+    arguments[arguments.index("--stop_after") + 1] = "1"
+    seen = run(arguments, tmp_path, data)
+    assert seen["norm_layers"] == {"GroupNorm2d": 20} and seen["num_groups"] == [4]
+    assert seen["moments_moved"] == 0 and np.isfinite(seen["losses"]).all()
+
+
+def made_record(arguments: list[str], seen: dict[str, Any]) -> dict[str, Any]:
+    assert CHECKOUT is not None
+    commit = subprocess.run(["git", "-C", CHECKOUT, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return {
+        "mammoth": commit.stdout.strip(),
+        "versions": {
+            "contnorm": cn.__version__,
+            **{name: importlib.metadata.version(name) for name in ("torch", "torchvision", "timm")},
+        },
+        "command": " ".join(["python -m contnorm.integrations.mammoth", *arguments]),
+        "seen": seen,
+    }
+
+
+def test_recorded_run_is_the_one_of_the_page() -> None:
+    record = json.loads(RECORD.read_text())
+    page = (ROOT / "docs" / "integrations" / "mammoth.md").read_text()
+    seen = record["seen"]
+    assert seen["norm_layers"] == {"ContinualNorm2d": 20} and seen["moments_moved"] == 20
+    assert record["command"].endswith(COMMAND.format(backbone="resnet18-cn"))
+    assert record["mammoth"][:7] in page and f"{len(seen['losses'])} steps" in page
+    assert f"{seen['losses'][0]:.2f}" in page and f"{seen['losses'][-1]:.2f}" in page
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Modules with the registry of mammoth, as far as `register_backbones` uses it."""
+    registered: dict[str, Any] = {}
+    backbone: Any = ModuleType("backbone")
+    backbone.REGISTERED_BACKBONES = registered
+    backbone.__file__ = __file__
+
+    def register_backbone(name: str) -> Any:
+        def add(build: Any) -> Any:
+            assert name not in registered
+            registered[name.replace("_", "-")] = {"class": build}
+            return build
+
+        return add
+
+    backbone.register_backbone = register_backbone
+    batch_norm: Any = ModuleType("utils.batch_norm")
+    batch_norm.bn_track_stats = object()
+    model: Any = ModuleType("models.icarl")
+    model.bn_track_stats = batch_norm.bn_track_stats
+    register_backbone("tiny_resnet")(tiny_resnet)
+    register_backbone("plain")(nn.Identity)
+    for module in (backbone, batch_norm, model):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "utils", ModuleType("utils"))
+    return {"registered": registered, "batch_norm": batch_norm, "model": model}
+
+
+def tiny_resnet(num_classes: int, num_filters: int = 20) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, num_filters, 3), nn.BatchNorm2d(num_filters), nn.ReLU())
+
+
+def test_names_signatures_and_groups(modules: dict[str, Any]) -> None:
+    names = mammoth.register_backbones()
+    assert "tiny-resnet-cn" in names and "tiny-resnet-bn-gn" in names and "tiny-resnet-gn-ws" in names
+    assert not any(part in name for name in names for part in ("adab2n", "tbbn", "bnt", "frn", "evonorm", "plain"))
+    assert "tiny-resnet-bn" not in names
+    build = modules["registered"]["tiny-resnet-cn"]["class"]
+    signature = mammoth.inspect.signature(build)
+    assert list(signature.parameters) == ["num_classes", "num_filters", "num_groups"]
+    groups = signature.parameters["num_groups"]
+    assert groups.default == "auto" and [groups.annotation(text) for text in ("auto", "4")] == ["auto", 4]
+    assert list(mammoth.inspect.signature(modules["registered"]["tiny-resnet-brn"]["class"]).parameters) == [
+        "num_classes",
+        "num_filters",
+    ]
+    assert build(num_classes=10)[1].num_groups == 10
+    assert build(num_classes=10, num_groups=4)[1].num_groups == 4
+    assert isinstance(build(10, num_filters=8)[1], cn.ContinualNorm2d)
+    assert isinstance(modules["registered"]["tiny-resnet-gn-ws"]["class"](10)[1], cn.WSGroupNorm2d)
+
+
+def test_second_registration_adds_nothing(modules: dict[str, Any]) -> None:
+    first = mammoth.register_backbones()
+    count = len(modules["registered"])
+    assert mammoth.register_backbones() == first and len(modules["registered"]) == count
+    assert mammoth.register_backbones(["cn"], ["tiny_resnet"]) == ("tiny-resnet-cn",)
+
+
+def test_tracking_is_replaced_where_it_was_imported(modules: dict[str, Any]) -> None:
+    mammoth.register_backbones()
+    assert modules["batch_norm"].bn_track_stats is mammoth.bn_track_stats
+    assert modules["model"].bn_track_stats is mammoth.bn_track_stats
+
+
+def test_unusable_names_are_refused(modules: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="norm 'tbbn': it needs tags"):
+        mammoth.register_backbones(["tbbn"])
+    with pytest.raises(ValueError, match="norm 'frn': it contains the activation"):
+        mammoth.register_backbones(["frn"])
+    with pytest.raises(ValueError, match="no backbone 'resnet19'"):
+        mammoth.register_backbones(["cn"], ["resnet19"])
+
+
+def test_missing_mammoth_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "backbone", raising=False)
+    with pytest.raises(ImportError, match=r"no module 'backbone'\. Run it in mammoth's folder"):
+        mammoth.register_backbones()
+    monkeypatch.setitem(sys.modules, "backbone", ModuleType("backbone"))
+    monkeypatch.setattr(sys.modules["backbone"], "__file__", "elsewhere.py", raising=False)
+    with pytest.raises(ImportError, match=r"elsewhere\.py is not mammoth's"):
+        mammoth.register_backbones()
+
+
+@pytest.mark.parametrize(("arguments", "words"), [([], "script is missing"), (["nowhere.py"], "no nowhere.py")])
+def test_launcher_without_script(arguments: list[str], words: str) -> None:
+    with pytest.raises(SystemExit, match=words):
+        mammoth.main(arguments)
+
+
+def test_launcher_outside_of_mammoth(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text("")
+    with pytest.raises(SystemExit, match="not in a folder of mammoth"):
+        mammoth.main([str(script)])
+
+
+@pytest.mark.feature("mammoth", "`bn_track_stats` for all norms with moments")
+@pytest.mark.parametrize("norm", ["bn", "cn", "brn", "sn", "iabn"])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_tracking_keeps_moments_and_freezes(norm: str, dim: int) -> None:
+    layer = cn.create_norm(norm, 4, dim=dim, **({"num_groups": 2} if norm == "cn" else {}))
+    frozen = cn.freeze_stats(nn.BatchNorm2d(4))
+    model, x = nn.ModuleList([layer, frozen]), torch.randn(6, 4, *[3] * (dim - 1 if dim == 1 else dim))
+    with mammoth.bn_track_stats(model, True):
+        layer(x)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with mammoth.bn_track_stats(model, False):
+        layer(x)
+        frozen(torch.randn(2, 4, 3, 3))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    frozen(torch.randn(2, 4, 3, 3))
+    assert torch.equal(frozen.running_mean, torch.zeros(4))  # what was frozen before stays frozen
+    layer(x)
+    assert not torch.equal(layer.running_mean, before["0.running_mean"])
+
+
+@needs_checkout
+def test_tracking_equals_that_of_mammoth_for_batch_norm() -> None:
+    assert CHECKOUT is not None
+    source = (Path(CHECKOUT) / "utils" / "batch_norm.py").read_text()
+    theirs: dict[str, Any] = {}
+    exec(compile(source, "batch_norm.py", "exec"), theirs)
+    outputs = []
+    for context in (theirs["bn_track_stats"], mammoth.bn_track_stats):
+        layer, x = nn.BatchNorm2d(3), torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+        with context(layer, False):
+            outputs.append((layer(x), layer.running_mean.clone()))
+        layer(x)
+        outputs[-1] += (layer.running_mean.clone(),)
+    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
