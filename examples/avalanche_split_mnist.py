@@ -91,7 +91,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # Avalanche 0.6 calls functions that it deprecates itself, and EvaluationPlugin warns about missing loggers.
     warnings.filterwarnings("ignore", module="avalanche")
-    source = {} if arguments.data_root else {"source": "digits"}
+    source: dict[str, Any] = {} if arguments.data_root else {"source": "digits"}
     sizes = {"train_per_task": arguments.train_per_task, "test_per_task": arguments.test_per_task}
     stream = bench.load_stream("split-mnist", root=arguments.data_root, scenario="class", **source, **sizes)
     record: dict[str, Any] = {

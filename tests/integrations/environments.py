@@ -41,7 +41,7 @@ ENVIRONMENTS = {
     "ray": Environment("ray"),
     "joblib": Environment("joblib"),
     "submitit": Environment("submitit"),
-    "mammoth": Environment("timm"),
+    "mammoth": Environment("timm", ("kornia", "onedrivedownloader", "pandas", "requests", "six", "tqdm")),
     "tensorboard": Environment("bench,tensorboard", tests=LOGGERS),
     "wandb": Environment("bench,wandb", tests=LOGGERS),
     "mlflow": Environment("bench,mlflow", tests=LOGGERS),

@@ -19,9 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+
 sys.path.insert(0, str(Path.cwd()))
-torchvision_operators = importlib.import_module("tests.torchvision_operators")
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # mammoth has a package "tests" too
+torchvision_operators = importlib.import_module("torchvision_operators")
 
 
 def replace_open_clip() -> None:
@@ -79,6 +81,9 @@ def main() -> None:
     path, arguments = Path(sys.argv[1]), sys.argv[2:]
     report: dict[str, Any] = {}
     torchvision_operators.declare()
+    # mammoth sets two threads, which wait for each other for long where other processes use the cores.
+    torch.set_num_threads(1)
+    torch.set_num_threads = lambda number: None  # type: ignore[assignment]
     replace_open_clip()
     accept_cifar_files()
     built = observe_backbones(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import runpy
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import contnorm as cn
@@ -20,7 +22,7 @@ from contnorm.errors import UserError
 
 pytest.importorskip("avalanche", reason="Avalanche is not installed: pip install contnorm[avalanche]")
 
-from avalanche.benchmarks import split_online_stream, task_incremental_benchmark
+from avalanche.benchmarks import nc_benchmark, split_online_stream, task_incremental_benchmark
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.models import DynamicModule, IncrementalClassifier, MultiHeadClassifier, MultiTaskModule
 from avalanche.training import Naive, Replay
@@ -255,6 +257,15 @@ def test_layers_of_adaptation_are_converted(norm: str, benchmark: Any) -> None:
     assert optimized == {id(p) for p in strategy.model.parameters()}
 
 
+def test_plugin_of_a_checkpoint_goes_on(benchmark: Any) -> None:
+    strategy = learner(Replay, network(), NormPlugin("cn", num_groups=4))
+    strategy.train(benchmark.train_stream[0])
+    model, plugin = pickle.loads(pickle.dumps((strategy.model, strategy.plugins[0])))
+    norm = model[1]
+    learner(Replay, model, plugin).train(benchmark.train_stream[1])
+    assert model[1] is norm and isinstance(norm, cn.ContinualNorm2d)  # not converted a second time
+
+
 def test_incremental_classifier_keeps_working(benchmark: Any) -> None:
     model = network(IncrementalClassifier(144, initial_out_features=2))
     learn(learner(Replay, model, NormPlugin("cn", reestimate_from="buffer", num_groups=4)), benchmark)
@@ -482,6 +493,42 @@ def test_task_incremental_benchmark_of_avalanche(benchmark: Any) -> None:
     assert bench.Stream.from_avalanche(labelled).settings["scenario"] == "task"
 
 
+class Images:
+    """A data set of Pillow images with targets, as torchvision has them."""
+
+    def __init__(self, seed: int) -> None:
+        self.arrays = np.random.default_rng(seed).integers(0, 256, (24, 6, 6, 3), dtype=np.uint8)
+        self.targets = (np.arange(24) % 4).tolist()
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(self.arrays[index]), self.targets[index]
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+
+
+@pytest.mark.parametrize("local_labels", [False, True])
+def test_benchmark_of_avalanche_from_images(local_labels: bool) -> None:
+    train, test = Images(0), Images(1)
+    transforms = {"train_transform": to_tensor, "eval_transform": to_tensor}
+    labels = {"task_labels": True, "class_ids_from_zero_in_each_exp": True} if local_labels else {"task_labels": False}
+    order = {"fixed_class_order": [2, 0, 3, 1], "shuffle": False}
+    stream = bench.Stream.from_avalanche(nc_benchmark(train, test, 2, **labels, **order, **transforms))
+    assert stream.settings["scenario"] == ("task" if local_labels else "class")
+    assert [task.classes for task in stream.tasks] == (
+        [("0:0", "0:1"), ("1:0", "1:1")] if local_labels else [(0, 2), (1, 3)]
+    )
+    for task, classes in zip(stream.tasks, ([2, 0], [3, 1]), strict=True):
+        for split, source in ((task.train, train), (task.test, test)):
+            wanted = {source.arrays[i].tobytes() for i in range(24) if source.targets[i] in classes}
+            got = [split[i][0] for i in range(len(split))]
+            assert {(x * 255).round().byte().permute(1, 2, 0).numpy().tobytes() for x in got} == wanted
+
+
 @pytest.fixture(scope="module")
 def example() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "examples" / "avalanche_split_mnist.py"))
@@ -510,5 +557,9 @@ def test_recorded_split_mnist_is_the_one_of_the_page(example: dict[str, Any]) ->
             assert values[score]["std"] == pytest.approx(stdev(by_seed), abs=0.006)
             cells.append(f"{values[score]['mean']:.2f} ± {values[score]['std']:.2f}")
         assert re.search(rf"^\| {re.escape(variant)} \| {re.escape(cells[0])} \| {re.escape(cells[1])} \|$", page, re.M)
+    bn, cn_ = ([fmean(run["accuracy"]) for run in record["variants"][name]["runs"]] for name in ("BN", "CN"))
+    gains = [b - a for a, b in zip(bn, cn_, strict=True)]
+    wins = sum(gain > 0 for gain in gains)
+    assert f"CN is {fmean(gains):.2f} points above BN ({wins} of {len(gains)} seeds)" in page
     seeds = [run["seed"] for run in record["variants"]["BN"]["runs"]]
     assert f"{len(seeds)} seeds" in page and record["versions"]["avalanche-lib"] in page

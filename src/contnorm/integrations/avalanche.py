@@ -88,7 +88,7 @@ class NormPlugin(SupervisedPlugin):
         weights: Weights | None = None,
         only: Filter | None = None,
         skip: Filter | None = None,
-        **options: object,
+        **options: Any,
     ) -> None:
         super().__init__()
         if isinstance(reestimate_from, str) and reestimate_from != "buffer":
@@ -132,6 +132,14 @@ class NormPlugin(SupervisedPlugin):
     def after_eval(self, strategy: Any, **kwargs: Any) -> None:
         """Restore the running moments."""
         self._restore()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a checkpoint; weak references can't be pickled."""
+        return {**self.__dict__, "_known": list(self._known)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._known = WeakSet(state["_known"])
 
     def _restore(self) -> None:
         if self._evaluation_moments is not None:

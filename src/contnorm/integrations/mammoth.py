@@ -217,4 +217,5 @@ def _parse_groups(text: str) -> int | str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # The module by its name: what it registers must not belong to a second copy of it, named __main__.
+    importlib.import_module("contnorm.integrations.mammoth").main(sys.argv[1:])

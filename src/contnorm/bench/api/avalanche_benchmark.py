@@ -58,13 +58,13 @@ def read_benchmark(benchmark: Any, augment: bool | None) -> BenchmarkArrays:
     scenario, labels = _scenario(train, [[set(y) for _, y in split] for split in splits])
     if scenario == "task" and labels == "shared":
         splits = [[(x, [f"{i}:{y}" for y in ys]) for i, (x, ys) in enumerate(split)] for split in splits]
-    x, y, x_test, y_test = (part for split in splits for part in _joined(split))
+    arrays = (*_joined(splits[0]), *_joined(splits[1]))
     sizes = [[len(ys) for _, ys in split] for split in splits]
     ids = [np.repeat(np.arange(len(size)), size) for size in sizes]
     if scenario == "domain":
-        return BenchmarkArrays((x, y, x_test, y_test), scenario, None, (ids[0], ids[1]))
+        return BenchmarkArrays(arrays, scenario, None, (ids[0], ids[1]))
     tasks = [list(dict.fromkeys(_sorted(ys))) for _, ys in splits[0]]
-    return BenchmarkArrays((x, y, x_test, y_test), scenario, tasks, None)
+    return BenchmarkArrays(arrays, scenario, tasks, None)
 
 
 def _sorted(labels: Iterable[Any]) -> list[Any]:
