@@ -304,6 +304,8 @@ def by_task(benchmark: Any, split: str) -> list[list[tuple[torch.Tensor, torch.T
 def test_norm_effect_equals_diagnosis(benchmark: Any) -> None:
     metrics = [NormEffect(), NormEffect("task")]
     strategy = learner(Naive, network(), metrics=metrics)
+    strategy.train(benchmark.train_stream[0])
+    strategy.eval(benchmark.test_stream)  # moments of this evaluation must not be used in the next
     logged = learn(strategy, benchmark)
     found = cn.diagnose(strategy.model, by_task(benchmark, "train"), test_by_task=by_task(benchmark, "test"))
     for name, exact in (("NormEffect", found.oracle), ("TaskNormEffect", found.own)):

@@ -220,7 +220,6 @@ def test_launcher_outside_of_mammoth(tmp_path: Path) -> None:
         mammoth.main([str(script)])
 
 
-@pytest.mark.feature("mammoth", "`bn_track_stats` for all norms with moments")
 @pytest.mark.parametrize("norm", ["bn", "cn", "brn", "sn", "iabn"])
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_tracking_keeps_moments_and_freezes(norm: str, dim: int) -> None:
@@ -241,6 +240,7 @@ def test_tracking_keeps_moments_and_freezes(norm: str, dim: int) -> None:
 
 
 @needs_checkout
+@pytest.mark.feature("mammoth", "`bn_track_stats` for all norms with moments, and as mammoth's for batch norm")
 def test_tracking_equals_that_of_mammoth_for_batch_norm() -> None:
     assert CHECKOUT is not None
     source = (Path(CHECKOUT) / "utils" / "batch_norm.py").read_text()
@@ -254,3 +254,7 @@ def test_tracking_equals_that_of_mammoth_for_batch_norm() -> None:
         layer(x)
         outputs[-1] += (layer.running_mean.clone(),)
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+    volume = cn.ContinualNorm3d(4, num_groups=2)
+    with mammoth.bn_track_stats(volume, False):
+        volume(torch.randn(2, 4, 3, 3, 3))
+    assert volume.num_batches_tracked == 0
