@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader
 
 from contnorm.bench.api.stream import Stream, TaskDataset, list_seeds
 from contnorm.bench.streams.transforms import DeviceStream
-from contnorm.convert.conversion import Filter, convert_norm
+from contnorm.convert.conversion import convert_norm
 from contnorm.convert.detect import detect_norm
+from contnorm.convert.selection import Filter
 from contnorm.integrations.extras import missing_extra
 from contnorm.moments.reestimate import Reestimated, Weights, keeps_moments, reestimate
 from contnorm.norm_entry import LayerFactory, NormEntry

@@ -30,7 +30,7 @@ from contnorm.registry import NORMS, resolve_norm
 
 __all__ = ["bn_track_stats", "main", "register_backbones"]
 
-EXAMPLE_SIZE = 64  # pixels; an image of any size shows which convolution is before a norm
+EXAMPLE_SIZE = 32  # pixels; the size of the images that all these networks take
 
 
 def register_backbones(norms: Iterable[str] | None = None, backbones: Iterable[str] | None = None) -> tuple[str, ...]:
