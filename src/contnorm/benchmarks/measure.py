@@ -10,6 +10,7 @@ import torch
 
 from contnorm.bench.api.execution import find_device
 from contnorm.bench.data.registry import data_root
+from contnorm.bench.engine.runner import current_device
 from contnorm.benchmarks.layers import measure_layers
 from contnorm.benchmarks.runs import RUN_CASES, measure_runs
 from contnorm.benchmarks.step import measure_eager_step, measure_steps
@@ -40,7 +41,7 @@ def measure_speed(
     Args:
         what: One of ``layers``, ``step`` and ``run``.
         out: Folder of the CSV file, which is named after the benchmark.
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"``, ``"cuda"``, or a GPU by its index, such as ``"cuda:1"``.
         root: Folder of data sets; None for the default one.
         max_steps: Stop each timed run after this many steps; for ``what="run"``.
         only: Words that a timed run must have, such as a strategy or a norm; for ``what="run"``.
@@ -71,10 +72,11 @@ def measure_speed(
 
 
 def _rows(what: str, device: torch.device, root: Path, max_steps: int | None, only: Sequence[str]) -> Iterator[Any]:
-    if what == "layers":
-        yield from measure_layers(device)
-    elif what == "step":
-        yield from (measure_eager_step(device, norm) for norm in ("bn", "cn"))
-        yield from measure_steps(device)
-    else:
-        yield from measure_runs(device.type, root, max_steps, only)
+    with current_device(device):
+        if what == "layers":
+            yield from measure_layers(device)
+        elif what == "step":
+            yield from (measure_eager_step(device, norm) for norm in ("bn", "cn"))
+            yield from measure_steps(device)
+        else:
+            yield from measure_runs(str(device), root, max_steps, only)

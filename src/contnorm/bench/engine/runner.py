@@ -32,7 +32,7 @@ from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.bench.user_code import breaks_in, user_code_error
 from contnorm.errors import UserCodeError, UserError, usable
 
-__all__ = ["JobRunner", "known_divergence", "write_notes"]
+__all__ = ["JobRunner", "current_device", "known_divergence", "write_notes"]
 
 
 class JobRunner:
