@@ -58,6 +58,7 @@ def test_start_and_data_are_paid_once_by_each_worker() -> None:
 
 @pytest.mark.slow
 def test_page_has_the_numbers_of_the_committed_records() -> None:
+    """If records were added, run the command of the page again and copy its tables."""
     page = PAGE.read_text()
     files = re.findall(r"docs/records/\S+\.jsonl\.gz", page[page.index("```sh") :].partition("\n```\n")[0])
     jobs, costs = paper_jobs(), load_costs(ROOT / file for file in files)
