@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from contnorm.layers.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, WSGroupNorm3d
     from contnorm.model_files import load_model, save_model
     from contnorm.model_norms import apply_norm_spec, norm_spec
+    from contnorm.moments.averaging import average_state_dicts
     from contnorm.moments.freeze import freeze_stats, frozen_stats
     from contnorm.moments.reestimate import reestimate
     from contnorm.registry import create_norm, register_norm, unregister_norm
@@ -113,6 +114,7 @@ __all__ = [
     "WSGroupNorm2d",
     "WSGroupNorm3d",
     "apply_norm_spec",
+    "average_state_dicts",
     "batch_tags",
     "convert_norm",
     "convert_sync",
@@ -139,6 +141,7 @@ _NAMES_BY_MODULE = {
     "contnorm.model_files": ("load_model", "save_model"),
     "contnorm.model_norms": ("apply_norm_spec", "norm_spec"),
     "contnorm.diagnosis.measure": ("diagnose",),
+    "contnorm.moments.averaging": ("average_state_dicts",),
     "contnorm.moments.freeze": ("freeze_stats", "frozen_stats"),
     "contnorm.moments.reestimate": ("reestimate",),
     "contnorm.registry": ("create_norm", "register_norm", "unregister_norm"),

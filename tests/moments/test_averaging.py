@@ -1,0 +1,90 @@
+"""Averages of state dicts: weights, pooled variances and integer counters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import contnorm as cn
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def clients() -> list[nn.Sequential]:
+    models = [network() for _ in range(3)]
+    with torch.no_grad():
+        for number, model in enumerate(models):
+            model[1].running_mean.normal_()  # type: ignore[operator, union-attr]
+            model[1].running_var.uniform_(0.5, 2)  # type: ignore[operator, union-attr]
+            model[1].num_batches_tracked.fill_(10 + number)  # type: ignore[operator, union-attr]
+    return models
+
+
+def test_pooled_moments_are_those_of_all_data() -> None:
+    """The clients' biased moments of parts of unequal size, pooled, against the moments of the whole."""
+    x = torch.randn(60, 4, dtype=torch.float64) * 2 + torch.arange(60.0).view(-1, 1)
+    parts = x.split([10, 30, 20])
+    states = [{"norm.running_mean": p.mean(0), "norm.running_var": p.var(0, unbiased=False)} for p in parts]
+    state = cn.average_state_dicts(states, [10, 30, 20])
+    torch.testing.assert_close(state["norm.running_mean"], x.mean(0))
+    torch.testing.assert_close(state["norm.running_var"], x.var(0, unbiased=False))
+    average = cn.average_state_dicts(states, [10, 30, 20], moments="average")["norm.running_var"]
+    torch.testing.assert_close(
+        average,
+        (10 * states[0]["norm.running_var"] + 30 * states[1]["norm.running_var"] + 20 * states[2]["norm.running_var"])
+        / 60,
+    )
+    assert (average < 0.5 * state["norm.running_var"]).all()
+
+
+def test_weights_are_averaged_and_counters_stay_integers() -> None:
+    models = clients()
+    state = cn.average_state_dicts([m.state_dict() for m in models], [1, 2, 1])
+    expected = (models[0][0].weight + 2 * models[1][0].weight + models[2][0].weight) / 4  # type: ignore[operator]
+    torch.testing.assert_close(state["0.weight"], expected.detach())  # type: ignore[union-attr]
+    assert state["1.num_batches_tracked"].dtype == torch.int64 and state["1.num_batches_tracked"] == 12
+    loaded = network()
+    assert str(loaded.load_state_dict(state)) == "<All keys matched successfully>"
+    assert not state["0.weight"].requires_grad and state["0.weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("weights", [None, [5, 5, 5]])
+def test_equal_models_average_to_themselves(weights: list[float] | None) -> None:
+    model = clients()[0].half()
+    state = cn.average_state_dicts([model.state_dict()] * 3, weights)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert state["1.running_var"].dtype == torch.float16
+
+
+def test_models_without_moments_and_bare_norms() -> None:
+    state = cn.average_state_dicts([{"weight": torch.tensor([1.0])}, {"weight": torch.tensor([3.0])}])
+    assert state["weight"] == 2
+    states = [{"running_mean": torch.tensor([m]), "running_var": torch.tensor([1.0])} for m in (0.0, 2.0)]
+    assert cn.average_state_dicts(states)["running_var"] == 2
+    assert cn.average_state_dicts([{"running_var": torch.ones(2)}] * 2)["running_var"].tolist() == [1, 1]
+
+
+X = {"x": torch.ones(2)}
+
+
+@pytest.mark.parametrize(
+    ("states", "options", "words"),
+    [
+        ([], {}, "there is no state dict"),
+        ([X, {"y": torch.ones(2)}], {}, "state dict 1 differs from the first one at 'x'"),
+        ([X, {"x": torch.ones(3)}], {}, "differs from the first one at 'x'"),
+        ([X, X], {"weights": [1]}, "1 weights for 2 state dicts"),
+        ([X, X], {"weights": [1, -1]}, r"weights=\[1.0, -1.0\]"),
+        ([X, X], {"weights": [0, 0]}, "a sum above 0"),
+        ([X, X], {"weights": [1, float("nan")]}, "finite"),
+        ([X], {"moments": "sum"}, "moments='sum' is not known"),
+    ],
+)
+def test_wrong_arguments_raise(states: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        cn.average_state_dicts(states, **options)
