@@ -102,4 +102,5 @@ def _pooled_variance(moments: Sequence[tuple[Tensor, Tensor]], shares: Sequence[
 def _weighted(stacked: Tensor, shares: Sequence[float]) -> Tensor:
     """Return the weighted sum over the first dimension, in double precision."""
     dtype = torch.complex128 if stacked.is_complex() else torch.float64
-    return torch.tensordot(torch.tensor(shares, dtype=dtype, device=stacked.device), stacked.to(dtype), 1)
+    summed: Tensor = torch.tensordot(torch.tensor(shares, dtype=dtype, device=stacked.device), stacked.to(dtype), 1)
+    return summed

@@ -1,0 +1,170 @@
+"""The examples outside continual learning: they run in quick mode, and their pages have the numbers of the records."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean, stdev
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if name == "federated_moments":
+        pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return importlib.import_module(name)
+
+
+def record_of(name: str) -> Any:
+    return json.loads((ROOT / "docs" / "records" / "examples" / f"{name}.json").read_text())
+
+
+def page_of(name: str) -> str:
+    return (ROOT / "docs" / "howto" / f"{name}.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["offpolicy_critic", "federated_moments"])
+def test_quick_mode_writes_a_record_of_the_same_form(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(name, monkeypatch).main(["--quick", "--record", str(tmp_path / "record.json")])
+    ours, committed = json.loads((tmp_path / "record.json").read_text()), record_of(name.replace("_", "-"))
+    assert set(ours) == set(committed) and list(ours["results"]) == list(committed["results"])
+    for key, result in ours["results"].items():
+        assert set(result) == set(committed["results"][key])
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(ours["results"])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("offpolicy_critic", ["--variants", "bm"], "unknown variant 'bm'. There are target, none, bn"),
+        ("offpolicy_critic", ["--seeds", "0"], "--seeds must be at least 1"),
+        ("federated_moments", ["--norms", "ln"], "unknown norm 'ln'. There are bn"),
+        ("federated_moments", ["--rounds", "0"], "--rounds must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_reported(
+    name: str, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        load(name, monkeypatch).main(arguments)
+    assert exit_info.value.code == 2 and words in capsys.readouterr().err
+
+
+def cell(values: list[float]) -> str:
+    return f"{fmean(values):,.1f} ± {stdev(values):,.1f}"
+
+
+def test_returns_on_the_page_are_those_of_the_record() -> None:
+    record, page = record_of("offpolicy-critic"), page_of("reinforcement-learning")
+    assert record["seeds"] >= 5 and f"{record['steps']:,} steps" in page and f"{record['updates']:,} updates" in page
+    for result in record["results"].values():
+        assert len(result["returns"]) == record["seeds"]
+        half, end = ([curve[i] for curve in result["returns"]] for i in (len(result["returns"][0]) // 2 - 1, -1))
+        assert f"| {result['title']} | {cell(half)} | {cell(end)} |" in page
+    default, scaled = (record["results"][name] for name in ("brn", "brn_steps"))
+    assert (default["r_limit"], default["d_limit"]) == (1, 0) and (scaled["r_limit"], scaled["d_limit"]) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ("target", "brn_steps", "without them by {}."),
+        ("brn", "bn", "{} against batch norm. The limits"),
+        ("brn_steps", "brn", "{} against the default ramps"),
+        ("bn", "none", "{} for batch norm"),
+        ("cn", "bn", "not better than batch norm ({})"),
+    ],
+)
+def test_differences_of_returns_are_those_of_the_record(first: str, second: str, words: str) -> None:
+    results, page = record_of("offpolicy-critic")["results"], " ".join(page_of("reinforcement-learning").split())
+    ends = ([curve[-1] for curve in results[name]["returns"]] for name in (first, second))
+    differences = [a - b for a, b in zip(*ends, strict=True)]
+    assert words.format(f"{fmean(differences):+,.1f} ± {stdev(differences):,.1f}") in page
+
+
+def test_accuracies_on_the_page_are_those_of_the_record() -> None:
+    record, page = record_of("federated-moments"), page_of("federated-averaging")
+    assert record["seeds"] >= 5 and f"{record['rounds']} rounds" in page
+    names = {"bn": "BN", "gn10": "GN", "cn10": "CN"}
+    titles = {"averaged": "averaged", "pooled": "pooled", "reestimated": "re-estimated", "local": "kept local"}
+    for key, result in record["results"].items():
+        norm, _, rest = key.partition(" ")
+        data, _, rule = rest.rpartition(" ")
+        moments = "none" if norm == "gn10" else titles[rule]
+        every, own = (cell(result[digits]["seeds"]) for digits in ("all_digits", "own_digits"))
+        if data == "iid":
+            assert f"| {names[norm]} | {moments} | {every} |" in page
+        else:
+            assert f"| {names[norm]} | {moments} | {every} | {own} |" in page
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "digits", "words"),
+    [
+        ("bn reestimated", "bn averaged", "all", "moments of the averaged weights return {} of them"),
+        ("cn10 reestimated", "cn10 averaged", "all", "re-estimated less averaged; {} with CN"),
+        ("bn pooled", "bn averaged", "all", "here: {} with BN"),
+        ("cn10 pooled", "cn10 averaged", "all", "with BN, {} with CN. Pooling"),
+        ("bn local", "bn reestimated", "own", "own digits ({} against re-estimated ones)"),
+        ("bn local", "bn averaged", "all", "worst on all digits ({} against averaged ones)"),
+        ("cn10 local", "cn10 reestimated", "own", "worse on both: {} and"),
+        ("cn10 local", "cn10 averaged", "all", "and {}. - **GN"),
+        ("gn10 averaged", "bn reestimated", "all", "{} against BN with re-estimated moments"),
+        ("cn10 reestimated", "bn reestimated", "all", "to differ from BN ({})"),
+    ],
+)
+def test_differences_on_the_page_are_those_of_the_record(first: str, second: str, digits: str, words: str) -> None:
+    results, page = record_of("federated-moments")["results"], " ".join(page_of("federated-averaging").split())
+    seeds = (results[name.replace(" ", " two digits ")][f"{digits}_digits"]["seeds"] for name in (first, second))
+    differences = [a - b for a, b in zip(*seeds, strict=True)]
+    assert words.format(f"{fmean(differences):+.1f} ± {stdev(differences):.1f}") in page
+
+
+@pytest.fixture
+def _double_precision() -> Iterator[None]:
+    """Adam turns rounding errors of float32 gradients that should be zero into steps of its learning rate."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("_double_precision")
+def test_agents_side_by_side_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two agents learns the same as one alone, with norms over the features of all."""
+    critic = load("offpolicy_critic", monkeypatch)
+    for name in ("brn_steps", "cn"):
+        returns = []
+        for seeds in (1, 2):
+            generators = [torch.Generator().manual_seed(seed) for seed in range(seeds)]
+            agents = critic.Agents(critic.VARIANTS[name], generators, 10)
+            for _ in range(4):
+                draws = [torch.randn(16, 8, generator=g) for g in generators]
+                agents.update(*torch.stack(draws, 1).split((3, 1, 1, 3), -1))
+            with torch.no_grad():
+                returns.append(agents.values(agents.critics.eval(), torch.ones(1, seeds, 3), torch.ones(1, seeds, 1)))
+        torch.testing.assert_close(returns[0][:, 0], returns[1][:, 0], rtol=1e-6, atol=1e-8)
+
+
+def test_pendulum_keeps_its_energy_without_torque(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a rod of length 1 and mass 1 under g = 10, v^2 / 6 + 5 cos(angle) is constant up to the discretization."""
+    pendulums = load("offpolicy_critic", monkeypatch).Pendulums((50,), torch.Generator().manual_seed(0))
+    energies = []
+    for _ in range(200):
+        energies.append(pendulums.velocity**2 / 6 + 5 * pendulums.angle.cos())
+        reward = pendulums.step(torch.zeros(50, 1))
+        assert bool((reward <= 0).all()) and bool((pendulums.velocity.abs() <= 8).all())
+    assert float((torch.stack(energies) - energies[0]).abs().max()) < 1.5
+    upright = load("offpolicy_critic", monkeypatch).Pendulums((1,), torch.Generator().manual_seed(0))
+    upright.angle, upright.velocity = torch.zeros(1), torch.zeros(1)
+    assert float(upright.step(torch.zeros(1, 1))) == 0
