@@ -30,7 +30,7 @@ class Environment:
     tests: str = ""
 
 
-LOGGERS = "tests/bench/loggers"
+LOGGERS, LAUNCHERS = "tests/bench/loggers", "tests/bench/launchers"
 ENVIRONMENTS = {
     "timm": Environment("timm"),
     "lightning": Environment("lightning"),
@@ -39,8 +39,8 @@ ENVIRONMENTS = {
     "avalanche": Environment("avalanche"),
     "optuna": Environment("optuna"),
     "ray": Environment("ray"),
-    "joblib": Environment("joblib"),
-    "submitit": Environment("submitit"),
+    "joblib": Environment("joblib", tests=LAUNCHERS),
+    "submitit": Environment("submitit", tests=LAUNCHERS),
     "mammoth": Environment("timm", ("kornia", "onedrivedownloader", "pandas", "requests", "six", "tqdm")),
     "tensorboard": Environment("bench,tensorboard", tests=LOGGERS),
     "wandb": Environment("bench,wandb", tests=LOGGERS),
