@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from contnorm.bench.engine.events import TaskDone
     from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.launchers.base import Launcher
+    from contnorm.bench.launchers.ray_launcher import RayLauncher
     from contnorm.bench.leftovers import Leftover, Leftovers, clean, discard
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
@@ -89,6 +90,7 @@ __all__ = [
     "PowerRow",
     "PowerTable",
     "Ratio",
+    "RayLauncher",
     "Reach",
     "Record",
     "Reservoir",
@@ -162,6 +164,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
     "contnorm.bench.decision": ("PairedDecision",),
     "contnorm.bench.launchers.base": ("Launcher",),
+    "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
     "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean", "discard"),
     "contnorm.bench.engine.events": ("TaskDone",),
     "contnorm.bench.exports": ("ExportedRuns", "export"),

@@ -126,6 +126,8 @@ class RunLogs:
         if not self.loggers:
             return
         if isinstance(what, Started):
+            if job in self._runs:  # its worker was lost, and another one continues it
+                self._end(job, "stopped")
             run = self._runs[job] = LoggedRun.of(job.config, job.seed, what.provenance, what.done)
             self._steps[job] = what.steps
             self._call(lambda logger: logger.start(run))

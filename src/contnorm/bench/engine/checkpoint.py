@@ -115,6 +115,21 @@ class Checkpoints:
         usable = next(self._usable(), None)
         return 0 if usable is None else int(usable[1]["done"])
 
+    def latest_files(self) -> dict[str, bytes]:
+        """Return the files of the newest usable checkpoint by name, to copy them; empty if there is none."""
+        for path in self._numbered():
+            read = self._read(path)
+            if not isinstance(read, str):
+                return {path.with_suffix(".safetensors").name: read[0], path.name: path.read_bytes()}
+        return {}
+
+    def add_files(self, files: Mapping[str, bytes]) -> None:
+        """Write the files of a checkpoint of another folder, then delete all but the last two."""
+        for name in sorted(files, key=lambda name: name.endswith(".json")):  # the JSON file last: it is found first
+            write_atomically(self.folder / name, files[name])
+        self._note_usable(max(int(Path(name).stem) for name in files))
+        self._delete(keep=self._steps)
+
     def problems(self) -> list[str]:
         """Return why checkpoints newer than the one of `latest` can't be used, newest first."""
         reasons = []

@@ -151,6 +151,7 @@ def _execute(
     sources = _check_settings(jobs, environment, prepare)
     if environment.runs is not None:
         write_notes([(job, RunDir.of(job, environment.store)) for job in jobs], environment, sources)
+    work.fingerprints = {name: source.fingerprint for name, source in sources.items()}
     yield from launcher.launch(work, plan_units(jobs, environment, launcher.workers()), stop)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,14 @@ class UnitWork:
         trusted: Files of user code that may be executed; None for all.
         path: The search path for local modules.
         components: Components that a program or a plugin registered in the process that planned the units.
+        fingerprints: Fingerprints of the data sets in the process that planned the units, by name.
     """
 
     environment: RunEnvironment
     trusted: frozenset[Path] | None = None
     path: tuple[str, ...] = ()
     components: Sequence[Component] = ()
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
     _runner: JobRunner | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
@@ -56,6 +58,7 @@ class UnitWork:
         share_components(self.components)
         if self._runner is None:
             self._runner = JobRunner(self.environment)
+        self._runner.environment = self.environment
         with only_trusted(self.trusted), python_objects(self.environment.objects):
             yield from self._runner.run(unit.jobs, stop)
 
