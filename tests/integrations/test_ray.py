@@ -140,38 +140,51 @@ def restore_nodes(cluster: Any) -> None:
         cluster.add_node(**cluster.node_options)
 
 
+class Faults:
+    """Kills a worker of the head node, and removes another node, each while its worker executes a saved run."""
+
+    def __init__(self, cluster: Any, runs: Path) -> None:
+        self.cluster, self.runs = cluster, runs
+        self.killed: list[Job] = []
+        self.removed: list[Job] = []
+
+    def __bool__(self) -> bool:
+        """Whether both faults have happened."""
+        return bool(self.killed and self.removed)
+
+    def cause(self, job: Job) -> None:
+        record = RunDir.of(job, Store(self.runs)).record
+        wait_for(lambda: process_of(job, self.runs) or record.is_file(), "checkpoint")
+        process = process_of(job, self.runs)
+        if process not in workers():  # it has ended on a fast machine; another run is chosen
+            return
+        nodes = [node for node in self.cluster.worker_nodes if raylet_of(node) == workers().get(process, 0)]
+        if nodes and not self.removed:
+            self.removed.append(job)
+            self.cluster.remove_node(nodes[0], allow_graceful=False)
+        elif not nodes and not self.killed:  # the head has to stay
+            self.killed.append(job)
+            os.kill(process, signal.SIGKILL)
+
+
 @pytest.mark.feature("ray", "24 runs survive the loss of a worker and of a node")
 def test_runs_survive_the_loss_of_a_worker_and_a_node(cluster: Any, tmp_path: Path, hold: Path) -> None:
     jobs, runs = slow_jobs(tmp_path, hold, ("bn", "gn", "cn", "none"), 6), tmp_path / "runs"
+    faults = Faults(cluster, runs)
     begun: dict[Job, list[int]] = {}
     ended: list[Job] = []
-    killed: list[Job] = []
-    removed: list[Job] = []
-
-    def break_something(job: Job) -> None:
-        if len(ended) > 20 and not hold.exists():
-            return
-        process = wait_for(lambda: process_of(job, runs) or job in ended, "checkpoint")
-        node = next((one for one in cluster.worker_nodes if raylet_of(one) == workers().get(process)), None)
-        if not killed and node is None:  # a worker of the head, which must stay
-            killed.append(job)
-            os.kill(process, signal.SIGKILL)
-        elif not removed and node is not None:
-            removed.append(job)
-            cluster.remove_node(node, allow_graceful=False)
-
     for event in execute(jobs, environment(runs, bench.RayLauncher())):
         if isinstance(event.what, Started):
             begun.setdefault(event.job, []).append(event.what.done)
         if isinstance(event.what, TaskDone) and event.what.task == 0 and hold.exists():
-            break_something(event.job)
-            if killed and removed:
+            faults.cause(event.job)
+            if faults:
                 hold.unlink()
         if isinstance(event.what, Finished) or event.what == "recorded":
             ended.append(event.job)
-    assert killed and removed
+    assert faults
     assert sorted(ended, key=jobs.index) == jobs  # each once
-    for job in (*killed, *removed):
+    for job in (*faults.killed, *faults.removed):
         assert begun[job][0] == 0 and begun[job][-1] > 0  # it went on from its checkpoint
     list(execute(jobs, environment(tmp_path / "local")))
     assert results(runs) == results(tmp_path / "local") and len(results(runs)) == 24
@@ -202,12 +215,15 @@ def test_without_a_shared_folder_a_run_goes_on_on_another_node(
     assert not list(runs.glob("*/*.unfinished"))
 
 
-def command(cluster: Any, folder: Path, *extra: str) -> subprocess.Popen[str]:
-    """Start `contnorm run` with the slow strategy, in a process group of its own, as in a terminal."""
-    stream = [text for key, value in STREAM.items() if key != "name" for text in ("--set", f"stream.{key}={value}")]
+STREAM_OPTIONS = [text for key, value in STREAM.items() if key != "name" for text in ("--set", f"stream.{key}={value}")]
+RUN = ["run", "--stream", "split-mnist", *STREAM_OPTIONS, "--norm", "cn", "--strategy", "slow.py:Slow"]
+RESUME = ["resume", "runs", "--trust-code", "slow.py"]
+
+
+def command(cluster: Any, folder: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """Start a command on the cluster, in a process group of its own, as in a terminal."""
     return subprocess.Popen(
-        [sys.executable, "-m", "contnorm", "run", "--stream", STREAM["name"], *stream, "--norm", "cn", "--seed", "0"]
-        + ["--strategy", "slow.py:Slow", "--launcher", "ray", "--address", cluster.address, *extra],
+        [sys.executable, "-m", "contnorm", *arguments, "--launcher", "ray", "--address", cluster.address],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -238,24 +254,24 @@ def test_interrupted_and_killed_commands_go_on(
     restore_nodes(cluster)
     (tmp_path / "slow.py").write_text(SLOW.format(hold=str(hold)))
     runs = tmp_path / "runs"
-    process = command(cluster, tmp_path)
+    process = command(cluster, tmp_path, RUN)
     output = interrupt_once_saved(process, runs, 0, [signal.SIGINT])
     assert process.returncode == 130, output
     assert "steps, and saved. Continue with: contnorm resume runs --trust-code slow.py" in " ".join(output.split())
     first = steps_saved(runs)
     assert first > 0
-    process = command(cluster, tmp_path)
+    process = command(cluster, tmp_path, RUN)
     wait_for(workers, "worker")
     output = interrupt_once_saved(process, runs, first, [signal.SIGINT, signal.SIGINT])
     assert process.returncode == 130 and "at once" in output, output
     wait_for(lambda: not workers(), "end of the workers")
-    process = command(cluster, tmp_path)
+    process = command(cluster, tmp_path, RUN)
     wait_for(workers, "worker")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     wait_for(lambda: not workers(), "end of the workers")
     hold.unlink()
-    process = command(cluster, tmp_path)
+    process = command(cluster, tmp_path, RESUME)
     output = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 0 and output.count("recorded in") == 1, output
     (config,) = {record.config for record in Store(runs)}

@@ -58,6 +58,8 @@ log = logging.getLogger("contnorm")
 
 SURVEY = 2.0  # seconds between two looks at the size of the cluster
 LONGEST_CAUSE = 300  # characters
+MESSAGES = 256.0  # with progress, per second, of all workers together: the driver has to read them
+FIRST_REPORT = 0.25  # least seconds between two messages of a worker
 
 
 class RayLauncher(Launcher):
@@ -111,6 +113,7 @@ class RayLauncher(Launcher):
             CheckpointUrl(checkpoints)
         self.address, self.num_cpus, self.num_gpus, self.num_workers = address, num_cpus, num_gpus, num_workers
         self.retries, self.checkpoints, self.upload_every = retries, checkpoints, upload_every
+        self.started_ray = False  # on this machine, which no node can join
 
     def launch(self, work: UnitWork, units: Sequence[Unit], stop: Callable[[], bool]) -> Iterator[Event]:
         """Execute units on the cluster; yields the events of all jobs as they arrive."""
@@ -143,6 +146,7 @@ class RayLauncher(Launcher):
                     ) from error
                 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
                 ray.init(address="local", include_dashboard=False, **quiet)
+                self.started_ray = True
 
     def resources(self, work: UnitWork) -> dict[str, float]:
         """Return the resources of a worker."""
@@ -255,6 +259,7 @@ class _Driver:
             _pickled_code(jobs),
             self._launcher.checkpoints,
             self._launcher.upload_every,
+            max(FIRST_REPORT, min(len(self._todo), self._launcher.num_workers or self._survey()) / MESSAGES),
         )
 
     def _survey(self) -> int:
@@ -270,9 +275,12 @@ class _Driver:
 
     def _check_feasible(self) -> None:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        if not any(self._room_on(node) for node in nodes):
-            needed = ", ".join(f"{a:g} {n}" for n, a in self._launcher.resources(self._work).items() if a)
-            log.warning(f"no node of the Ray cluster has {needed}; the runs wait until one joins.")
+        if any(self._room_on(node) for node in nodes):
+            return
+        needed = ", ".join(f"{a:g} {n}" for n, a in self._launcher.resources(self._work).items() if a)
+        if self._launcher.started_ray:
+            raise UserError(f"launcher ray: a worker needs {needed}, which this machine does not have. Use a cluster.")
+        log.warning(f"no node of the Ray cluster has {needed}; the runs wait until one joins.")
 
     def _assign(self) -> Iterator[Event]:
         """Give units to idle workers."""

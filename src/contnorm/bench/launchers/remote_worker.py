@@ -47,8 +47,6 @@ __all__ = [
     "is_end",
 ]
 
-BATCH = 0.25  # seconds between two messages with progress
-
 
 @dataclass(frozen=True)
 class WorkerSetup:
@@ -61,6 +59,7 @@ class WorkerSetup:
         code: Pickled objects of user code in files, by their names in settings, for workers without these files.
         checkpoints: URL of checkpoints for workers that do not see the folder of runs.
         upload_every: Seconds between two checkpoints of a run that such a worker sends.
+        report_every: Seconds between two messages with progress.
     """
 
     work: bytes
@@ -69,6 +68,7 @@ class WorkerSetup:
     code: bytes | None = None
     checkpoints: str | None = None
     upload_every: float = 60.0
+    report_every: float = 0.25
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ class RemoteWorker:
         except UserError as error:
             yield cloudpickle.dumps(WorkerError(error))
         except (Exception, SystemExit):
-            error = RuntimeError(f"in a worker on {socket.gethostname()}:\n{traceback.format_exc()}")
-            yield cloudpickle.dumps(WorkerError(error))
+            text = f"in a worker on {socket.gethostname()}:\n{traceback.format_exc()}"
+            yield cloudpickle.dumps(WorkerError(RuntimeError(text)))
 
     def _run(self, unit: Unit, files: Mapping[Job, RunFiles]) -> Iterator[object]:
         for name in dict.fromkeys(job.source for job in unit.jobs):
@@ -198,7 +198,7 @@ class RemoteWorker:
                 yield MissingData(name)
                 return
         if self._shared:
-            yield from _batches(self._work(unit, self._halted.is_set))
+            yield from _batches(self._work(unit, self._halted.is_set), self._setup.report_every)
             return
         with tempfile.TemporaryDirectory(prefix="contnorm-") as folder:
             self._work.environment = replace(self._work.environment, runs=Path(folder))
@@ -213,7 +213,7 @@ class RemoteWorker:
             if self._url is not None and (stored := self._url.read(job)):
                 run_dir.checkpoints.add_files(stored)
             uploads.start(job, run_dir)
-        for batch in _batches(work(unit, self._halted.is_set)):
+        for batch in _batches(work(unit, self._halted.is_set), self._setup.report_every):
             for event in batch.events:
                 if is_end(event):
                     yield from self._upload(event.job, store, uploads, at_once=True)
@@ -257,13 +257,13 @@ class RemoteWorker:
         self._work = self._work.replace_environment(sources=sources)
 
 
-def _batches(events: Iterator[Event]) -> Iterator[Events]:
-    """Collect events of progress, which are many, for a fraction of a second."""
+def _batches(events: Iterator[Event], every: float) -> Iterator[Events]:
+    """Collect events of progress, which are many, for some time."""
     batch: list[Event] = []
     started = time.monotonic()
     for event in events:
         batch.append(event)
-        if not isinstance(event.what, Steps) or time.monotonic() > started + BATCH:
+        if not isinstance(event.what, Steps) or time.monotonic() > started + every:
             yield Events(batch)
             batch, started = [], time.monotonic()
     if batch:
