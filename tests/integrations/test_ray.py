@@ -57,7 +57,7 @@ def cluster() -> Iterator[Any]:
     """A cluster of three nodes with one core each; the driver is at the first one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # otherwise it depends on the token of an earlier cluster
         node = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20, "include_dashboard": False}
         started = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
         started.node_options = {key: value for key, value in node.items() if key != "include_dashboard"}

@@ -141,8 +141,8 @@ class RayLauncher(Launcher):
                 if self.address is not None:
                     reason = _cause(error)
                     raise UserError(
-                        f"address={self.address!r}: there is no Ray cluster ({reason}). Start one with `ray start "
-                        f"--head`, or leave the address out."
+                        f"address={self.address!r}: can't connect to a Ray cluster ({reason}). Start one with "
+                        f"`ray start --head`; if it has a token, set RAY_AUTH_MODE=token here too."
                     ) from error
                 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
                 ray.init(address="local", include_dashboard=False, **quiet)
