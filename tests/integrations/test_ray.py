@@ -23,7 +23,7 @@ from contnorm import bench, paper
 from contnorm.bench.engine.events import Finished, Started, TaskDone
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
-from contnorm.bench.launchers import ray_launcher
+from contnorm.bench.launchers import ray_driver
 from contnorm.bench.records import Store
 from contnorm.errors import UserCodeError, UserError
 
@@ -196,7 +196,7 @@ def test_without_a_shared_folder_a_run_goes_on_on_another_node(
     cluster: Any, tmp_path: Path, hold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restore_nodes(cluster)
-    monkeypatch.setattr(ray_launcher._Token, "write", lambda token: None)  # then no worker sees the folder of runs
+    monkeypatch.setattr(ray_driver.FolderToken, "write", lambda token: None)  # then no worker sees the folder of runs
     jobs, runs = slow_jobs(tmp_path, hold, ("bn",), 3), tmp_path / "runs"
     begun: list[tuple[Job, int]] = []
     for event in execute(jobs, environment(runs, bench.RayLauncher(upload_every=0))):
