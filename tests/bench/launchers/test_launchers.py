@@ -98,6 +98,16 @@ def test_invalid_settings_fail_before_anything_is_launched(tmp_path: Path) -> No
     assert launcher.units == [] and not list(tmp_path.iterdir())
 
 
+def test_launcher_that_cannot_connect_leaves_nothing(tmp_path: Path) -> None:
+    class Unreachable(Recorder):
+        def workers(self) -> int | None:
+            raise UserError("no connection")
+
+    with pytest.raises(UserError, match="no connection"):
+        bench.run(bench.load_stream(**STREAM), runs=tmp_path / "runs", launcher=Unreachable())
+    assert not (tmp_path / "runs").exists()
+
+
 def test_objects_that_cannot_be_sent_are_an_error(tmp_path: Path) -> None:
     with open(tmp_path / "file", "w") as file:
 

@@ -74,7 +74,7 @@ def messages(worker: RemoteWorker, job: Job, files: RunFiles | None = None, *dat
 def result(record: bytes) -> dict[str, Any]:
     """The content of a record without times and its seal."""
     raw = json.loads(record)
-    return {key: value for key, value in raw.items() if key not in ("seconds", "seal", "created", "commit")}
+    return {key: value for key, value in raw.items() if key not in ("seconds", "seal", "commit")}
 
 
 def local_record(job: Job, root: Path, folder: Path) -> dict[str, Any]:

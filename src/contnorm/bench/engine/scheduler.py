@@ -149,10 +149,11 @@ def _execute(
     if reason := _unsendable(work):
         raise UserError(f"launcher: {reason}. Run it without one, or define the object in a file.")
     sources = _check_settings(jobs, environment, prepare)
+    workers = launcher.workers()  # before anything is written: it may fail to connect
     if environment.runs is not None:
         write_notes([(job, RunDir.of(job, environment.store)) for job in jobs], environment, sources)
     work.fingerprints = {name: source.fingerprint for name, source in sources.items()}
-    yield from launcher.launch(work, plan_units(jobs, environment, launcher.workers()), stop)
+    yield from launcher.launch(work, plan_units(jobs, environment, workers), stop)
 
 
 def _check_settings(
