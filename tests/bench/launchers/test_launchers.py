@@ -17,7 +17,7 @@ import yaml
 
 from contnorm import bench
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine import units as planning
+from contnorm.bench.cost import CostModel
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job_events import Event
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
@@ -62,17 +62,27 @@ def test_launcher_gets_the_missing_runs_longest_first(tmp_path: Path) -> None:
     assert [event.job for event in events if isinstance(event.what, Finished)] == [Job(long, 0), Job(short, 1)]
 
 
-def test_units_of_a_gpu_are_groups_of_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "estimate_seconds", lambda config, device: 3.0 if config.train.batch == 5 else 1.0)
+class Costs(CostModel):
+    """Runs with batches of 5 take three seconds, others one."""
+
+    def __init__(self) -> None:
+        super().__init__([], "cuda")
+
+    def group_seconds(self, configs: Sequence[RunConfig]) -> float:
+        return sum(3.0 if config.train.batch == 5 else 1.0 for config in configs)
+
+
+def test_units_of_a_gpu_are_groups_of_lanes() -> None:
     configs = [settings(norm={"name": norm}, train={"lr": lr}) for norm in ("bn", "cn") for lr in (0.01, 0.1)]
     other = settings(train={"batch": 5})  # batches of another shape
     jobs = [Job(config, seed) for config in (*configs, other) for seed in range(2)]
     environment = RunEnvironment(None, Path("data"), torch.device("cuda"), lanes=4)
-    units = plan_units(jobs, environment)
+    units = plan_units(jobs, environment, costs=Costs())
     assert [(len(unit.jobs), unit.seconds) for unit in units] == [(2, 6.0), (4, 4.0), (4, 4.0)]
     assert units[0].jobs == (Job(other, 0), Job(other, 1))
     assert {job for unit in units for job in unit.jobs} == set(jobs)
-    assert all(len(unit.jobs) == 1 for unit in plan_units(jobs, RunEnvironment(None, Path(), torch.device("cpu"))))
+    on_cpu = RunEnvironment(None, Path(), torch.device("cpu"))
+    assert all(len(unit.jobs) == 1 for unit in plan_units(jobs, on_cpu, costs=Costs()))
 
 
 def test_device_of_another_machine_is_not_needed_here(monkeypatch: pytest.MonkeyPatch) -> None:

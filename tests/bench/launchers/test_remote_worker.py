@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 import torch
 
-from contnorm.bench.engine.events import Finished, Started, Stopped
+from contnorm.bench.engine.events import Finished, Started, Stopped, TaskDone
 from contnorm.bench.engine.job_events import Event, Waiting
 from contnorm.bench.engine.process_pool import pickle_objects
 from contnorm.bench.engine.run_dir import RunDir
@@ -71,6 +71,10 @@ def messages(worker: RemoteWorker, job: Job, files: RunFiles | None = None, *dat
     yield from map(cloudpickle.loads, worker.run(content, *data))
 
 
+def has_task_done(message: object) -> bool:
+    return isinstance(message, Events) and any(isinstance(event.what, TaskDone) for event in message.events)
+
+
 def result(record: bytes) -> dict[str, Any]:
     """The content of a record without times and its seal."""
     raw = json.loads(record)
@@ -117,9 +121,10 @@ def test_run_continues_from_a_checkpoint_that_another_worker_sent(root: Path, tm
     held.acquire([job])
     first = started(job, RunEnvironment(runs, root, CPU), token=("token", "abc"))
     for message in messages(first, job):
+        if has_task_done(message):
+            first.stop()
         if isinstance(message, Checkpoint):
             held.save_checkpoint(job, message.files)
-            first.stop()
         if isinstance(message, Ended):
             assert isinstance(message.event.what, Stopped)
     steps = RunDir.of(job, Store(runs)).checkpoints.latest_step()
@@ -138,9 +143,10 @@ def test_checkpoints_at_a_url_are_found_by_another_worker_and_deleted(root: Path
     options = {"token": ("token", "abc"), "checkpoints": url}
     first = started(job, RunEnvironment(tmp_path / "runs", root, CPU), **options)
     for message in messages(first, job):
+        if has_task_done(message):
+            first.stop()
         if isinstance(message, Checkpoint):
             assert not message.files.checkpoint  # it is at the URL
-            first.stop()
     stored = CheckpointUrl(url).read(job)
     assert {name.partition(".")[2] for name in stored} == {"json", "safetensors"}
     second = started(job, RunEnvironment(tmp_path / "runs", root, CPU), **options)
