@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,20 @@ from contnorm.bench.launchers.base import Launcher
 from contnorm.bench.launchers.registry import create_launcher
 from contnorm.errors import UserError
 
-pytest.importorskip("joblib")
-pytest.importorskip("submitit")
+NEEDS_JOBLIB = pytest.mark.skipif(find_spec("joblib") is None, reason="joblib is not installed")
+NEEDS_SUBMITIT = pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed")
+JOBLIB = pytest.mark.feature("joblib", "launcher: records equal to local ones, stop and resume")
+SUBMITIT = pytest.mark.feature("submitit", "launcher: records equal to local ones, stop and resume (local cluster)")
 
 Create = Callable[..., Launcher]
 
 
-@pytest.fixture(params=["joblib", "submitit"])
+@pytest.fixture(
+    params=[
+        pytest.param("joblib", marks=[NEEDS_JOBLIB, JOBLIB]),
+        pytest.param("submitit", marks=[NEEDS_SUBMITIT, SUBMITIT]),
+    ]
+)
 def create(request: pytest.FixtureRequest, tmp_path: Path) -> Create:
     def create(**options: Any) -> Launcher:
         own = {"n_jobs": 2} if request.param == "joblib" else {"folder": tmp_path / "jobs", "cluster": "local"}
@@ -61,6 +69,7 @@ def test_records_equal_those_of_one_process(create: Create, stream: bench.Stream
 
 
 @pytest.mark.slow
+@NEEDS_JOBLIB
 def test_in_memory_runs_return_their_weights(stream: bench.Stream) -> None:
     result = bench.run(stream, norm="bn", seeds=2, keep_weights=True, launcher="joblib")
     assert len(result.models()) == 2
@@ -97,12 +106,15 @@ class Broken(bench.ER):
 
 
 @pytest.mark.slow
+@NEEDS_JOBLIB
 def test_error_of_user_code_is_raised_here(stream: bench.Stream, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no loss today"):
         bench.run(stream, norm="bn", strategy=Broken, seeds=2, runs=tmp_path / "runs", launcher="joblib")
 
 
 @pytest.mark.slow
+@NEEDS_SUBMITIT
+@pytest.mark.feature("submitit", "a killed job is resumed by the next call")
 def test_killed_job_of_submitit_fails_and_is_resumed_by_the_next_call(stream: bench.Stream, tmp_path: Path) -> None:
     def kill(event: bench.TaskDone) -> None:
         raise AssertionError("its job was killed")
@@ -123,6 +135,8 @@ def test_killed_job_of_submitit_fails_and_is_resumed_by_the_next_call(stream: be
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit leaves its log files open
+@NEEDS_SUBMITIT
+@pytest.mark.feature("submitit", "debug cluster")
 def test_debug_cluster_executes_in_this_process(stream: bench.Stream, tmp_path: Path) -> None:
     launcher = create_launcher("submitit", {"folder": tmp_path / "jobs", "cluster": "debug"})
     before = signal.getsignal(signal.SIGINT)
@@ -131,6 +145,7 @@ def test_debug_cluster_executes_in_this_process(stream: bench.Stream, tmp_path: 
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@NEEDS_JOBLIB
 def test_unknown_option_of_a_launcher() -> None:
     with pytest.raises(UserError, match=r"option of launcher joblib.*'jobs'.*n_jobs"):
         create_launcher("joblib", {"jobs": 2})
