@@ -315,7 +315,7 @@ def test_sweep_tune_and_table_equal_local_ones(cluster: Any, tmp_path: Path) -> 
     assert all(cell.records for variant in done.variants for cell in variant.cells)
 
 
-@pytest.mark.feature("ray", "errors: retries have a limit, errors of user code are those of a local run")
+@pytest.mark.feature("ray", "errors: retries have a limit, and errors of user code are reported")
 def test_errors_are_reported_with_their_cause(cluster: Any, tmp_path: Path) -> None:
     restore_nodes(cluster)
     stream = bench.load_stream(**STREAM)
