@@ -109,14 +109,16 @@ def wait_for(condition: Callable[[], object], what: str) -> Any:
     raise AssertionError(f"no {what} after {PATIENCE:g} s")
 
 
-def workers() -> dict[int, int]:
-    """The processes of workers that execute a unit, and the raylet of each, their parent."""
+def workers(cluster: Any) -> dict[int, int]:
+    """The processes of a cluster that execute a unit, and the raylet of each, their parent."""
+    raylets = {raylet_of(node) for node in cluster.list_all_nodes()}
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if (folder / "cmdline").read_bytes().startswith(b"ray::RemoteWorker.run"):
                 status = (folder / "status").read_text()
-                found[int(folder.name)] = int(status.partition("PPid:")[2].split()[0])
+                parent = int(status.partition("PPid:")[2].split()[0])
+                found |= {int(folder.name): parent} if parent in raylets else {}
         except OSError:  # it has ended
             continue
     return found
@@ -156,9 +158,9 @@ class Faults:
         record = RunDir.of(job, Store(self.runs)).record
         wait_for(lambda: process_of(job, self.runs) or record.is_file(), "checkpoint")
         process = process_of(job, self.runs)
-        if process not in workers():  # it has ended on a fast machine; another run is chosen
+        if process not in workers(self.cluster):  # it has ended on a fast machine; another run is chosen
             return
-        nodes = [node for node in self.cluster.worker_nodes if raylet_of(node) == workers().get(process, 0)]
+        nodes = [node for node in self.cluster.worker_nodes if raylet_of(node) == workers(self.cluster).get(process, 0)]
         if nodes and not self.removed:
             self.removed.append(job)
             self.cluster.remove_node(nodes[0], allow_graceful=False)
@@ -208,7 +210,7 @@ def test_without_a_shared_folder_a_run_goes_on_on_another_node(
         if isinstance(event.what, Finished):
             running.discard(event.job)
         saved = [RunDir.of(job, Store(runs)).checkpoints.latest_step() for job in running]  # by the driver
-        raylets = set(workers().values())
+        raylets = set(workers(cluster).values())
         busy = [node for node in cluster.worker_nodes if raylet_of(node) in raylets]
         if hold.exists() and busy and saved and all(saved):
             cluster.remove_node(busy[0], allow_graceful=False)
@@ -266,15 +268,15 @@ def test_interrupted_and_killed_commands_go_on(
     first = steps_saved(runs)
     assert first > 0
     process = command(cluster, tmp_path, RUN)
-    wait_for(workers, "worker")
+    wait_for(lambda: workers(cluster), "worker")
     output = interrupt_once_saved(process, runs, first, [signal.SIGINT, signal.SIGINT])
     assert process.returncode == 130 and "at once" in output, output
-    wait_for(lambda: not workers(), "end of the workers")
+    wait_for(lambda: not workers(cluster), "end of the workers")
     process = command(cluster, tmp_path, RUN)
-    wait_for(workers, "worker")
+    wait_for(lambda: workers(cluster), "worker")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    wait_for(lambda: not workers(), "end of the workers")
+    wait_for(lambda: not workers(cluster), "end of the workers")
     hold.unlink()
     process = command(cluster, tmp_path, RESUME)
     output = process.communicate(timeout=PATIENCE)[0]
