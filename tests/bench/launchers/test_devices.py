@@ -166,15 +166,18 @@ def test_run_takes_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_run_on_a_gpu_by_index_and_by_worker_has_the_bits_of_cuda(tmp_path: Path) -> None:
-    """On one GPU the worker process of `devices` is tested with two processes that share it."""
+def test_run_on_a_gpu_by_index_and_by_worker_has_the_bits_of_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=100)
-    last = torch.cuda.device_count() - 1
     whole = bench.run(stream, norm="cn", seeds=3, device="cuda", runs=tmp_path / "whole")
+    last = torch.cuda.device_count() - 1
     index = bench.run(stream, norm="cn", seeds=3, device=f"cuda:{last}", runs=tmp_path / "index")
     assert [r.raw["matrix"] for r in index.records] == [r.raw["matrix"] for r in whole.records]
     assert index.records[0].raw["device"] == whole.records[0].raw["device"], "the record names the kind of device"
-    launcher = LocalLauncher([last])
-    launcher.devices = (last, last)
-    spread = bench.run(stream, norm="cn", seeds=3, device="cuda", runs=tmp_path / "spread", launcher=launcher)
+    # Two names of one GPU, for machines with a single one: each of two worker processes sees it as its only GPU.
+    name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{name},{name}")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    spread = bench.run(stream, norm="cn", seeds=3, devices=[0, 1], runs=tmp_path / "spread")
     assert [r.raw["matrix"] for r in spread.records] == [r.raw["matrix"] for r in whole.records]
