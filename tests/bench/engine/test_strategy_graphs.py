@@ -219,6 +219,7 @@ def test_step_that_cannot_be_captured_is_refused_in_one_line(
     with numerics(config.train):
         with pytest.raises(UserCodeError) as error:
             finish([Trainer(config, 0, source, CUDA)])
+        assert torch.rand(4, device=CUDA).unique().numel() == 4, "the process can draw random numbers on"
         text = str(error.value)
         assert message in text and f":{name}'" in text and "train.graph=off" in text and "\n" not in text
         first, second = (Trainer(without_graph(config), 0, source, CUDA) for _ in range(2))

@@ -185,17 +185,29 @@ class _GraphStepper:
         for trainer in self.trainers:
             trainer.optimizer.zero_grad()  # the graph allocates its own gradients
         graph, main = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        random_state = torch.cuda.get_rng_state()
         try:
             # Other threads use the device during the capture: one copies images, one writes checkpoints.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step_all_lanes()
         except RuntimeError as error:
             torch.cuda.set_stream(main)  # a failed capture leaves its own stream current
+            _renew_generator(random_state)
             with_user_code = [trainer for trainer in self.trainers if trainer.has_user_code]
             if not with_user_code:
                 raise
             raise with_user_code[0].user_code.capture_error(error) from error
         return graph
+
+
+def _renew_generator(state: torch.Tensor) -> None:
+    """Let torch draw random numbers on the GPU again after a failed capture, from a state saved before it.
+
+    The generator would otherwise stay in the capture, and refuse every later draw of the process, also by other code.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(torch.Generator("cuda").graphsafe_get_state())
+    generator.set_state(state)
 
 
 def _stretch_end(trainer: Trainer, done: int) -> int:
