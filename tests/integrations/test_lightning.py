@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 pytest.importorskip("lightning")
 import pytorch_lightning
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
@@ -223,6 +223,36 @@ def test_moments_are_restored_after_an_error_in_validation() -> None:
     assert equal(moments_of(module), before)
 
 
+@pytest.mark.feature("lightning", "moments of averaged weights (`WeightAveraging`)")
+def test_moments_in_validation_are_those_of_averaged_weights(tmp_path: Path) -> None:
+    class Validated(Recorder):
+        def on_validation_batch_start(self, trainer: Any, pl_module: LightningModule, *args: Any) -> None:
+            with torch.inference_mode(False):
+                self.expected = exact_moments(pl_module, batches)
+            self.validated = moments_of(pl_module)
+
+    batches, recorder = list(loader()), Validated()
+    callbacks = [EMAWeightAveraging(decay=0.9), ReestimateMoments(batches), recorder]
+    trainer = quiet_trainer(callbacks=callbacks, max_epochs=2, num_sanity_val_steps=0)
+    module = Net("cn")
+    trainer.fit(module, loader(), loader(seed=1))
+    assert equal(recorder.validated, recorder.expected)
+    assert equal(moments_of(module), recorder.expected)  # the averaged weights at the end, with validated moments
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "words"),
+    [
+        ([ReestimateMoments(2), EMAWeightAveraging()], "must come after EMAWeightAveraging"),
+        ([EMAWeightAveraging(), ReestimateMoments(2, restore=True)], "restore=True is not possible with EMAWeight"),
+        ([StochasticWeightAveraging(0.01), FreezeMoments(1)], "FreezeMoments: StochasticWeightAveraging resets"),
+    ],
+)
+def test_callbacks_that_undo_each_other_are_refused(callbacks: list[Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        quiet_trainer(callbacks=callbacks, num_sanity_val_steps=0).fit(Net("cn"), loader(), loader())
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -310,6 +340,21 @@ def test_training_resumed_from_checkpoint_converts_before_optimizer(tmp_path: Pa
     assert cn.norm_spec(resumed) == cn.norm_spec(whole)
     # Momentum of the optimizer included, since the second epoch continues with it.
     assert equal(dict(resumed.state_dict()), dict(whole.state_dict()))
+
+
+def test_resumed_training_converts_averaged_weights_too(tmp_path: Path) -> None:
+    """Switch norm has tensors that batch norm does not have."""
+
+    def make_trainer(epochs: int) -> Any:
+        return quiet_trainer(callbacks=[EMAWeightAveraging(decay=0.9)], max_epochs=epochs)
+
+    trainer = make_trainer(1)
+    trainer.fit(cn.convert_norm(Net("bn"), "sn"), loader())
+    trainer.save_checkpoint(tmp_path / "average.ckpt")
+    expected, resumed = cn.convert_norm(Net("bn"), "sn"), Net("bn")
+    for module in (expected, resumed):
+        make_trainer(2).fit(module, loader(), ckpt_path=tmp_path / "average.ckpt", weights_only=False)
+    assert equal(dict(resumed.state_dict()), dict(expected.state_dict()))
 
 
 def test_strategy_that_restores_after_setup_needs_the_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib import import_module
-from itertools import islice
 from statistics import fmean
 from types import new_class
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,10 +23,11 @@ from contnorm.diagnosis.measure import ByTask, Predict, diagnose
 from contnorm.diagnosis.result import Diagnosis
 from contnorm.integrations.extras import missing_extra
 from contnorm.integrations.generators import generators_restored
+from contnorm.integrations.moment_data import Batches, all_processes, check_batches, select_batches
 from contnorm.model_norms import apply_norm_spec, norm_spec
 from contnorm.moments.batches import Call, call_on_batch
 from contnorm.moments.buffers import Frozen
-from contnorm.moments.freeze import freeze_stats, is_frozen
+from contnorm.moments.freeze import freeze_stats, released_stats
 from contnorm.moments.reestimate import Reestimated, Weights, reestimate
 
 __all__ = ["SPEC_KEY", "FreezeMoments", "NormEffect", "ReestimateMoments", "SavesNorms", "SyncNorms"]
@@ -153,6 +152,9 @@ class SavesNorms:
         if SPEC_KEY in checkpoint:
             self._check_strategy(checkpoint[SPEC_KEY])
             apply_norm_spec(self, checkpoint[SPEC_KEY])  # type: ignore[arg-type]
+            for averaging in _averaging_callbacks(getattr(self, "_trainer", None)):
+                if averaging._average_model is not None:  # a copy that was made before
+                    apply_norm_spec(averaging._average_model.module, checkpoint[SPEC_KEY])
         super().on_load_checkpoint(checkpoint)  # type: ignore[misc]
 
     def _check_strategy(self, spec: Mapping[str, Any]) -> None:
@@ -166,6 +168,16 @@ class SavesNorms:
                 f"restores checkpoints when norms can no longer be replaced. Build the norms of the checkpoint in "
                 f"__init__ or configure_model, with contnorm.apply_norm_spec or contnorm.convert_norm."
             )
+
+
+def _averaging_callbacks(trainer: Trainer | None) -> list[Any]:
+    """Return the callbacks that average weights while training, and put the averages in place for validation."""
+    return [] if trainer is None else [c for c in trainer.callbacks if _is_a(c, "WeightAveraging")]  # type: ignore[attr-defined]
+
+
+def _is_a(callback: object, name: str) -> bool:
+    """Whether a callback is of a class of Lightning, which older releases may not have."""
+    return any(cls.__name__ == name and cls.__module__.partition(".")[0] in _ROOTS for cls in type(callback).__mro__)
 
 
 def _without_freezes(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,6 +217,13 @@ class FreezeMoments(Callback):
     def __repr__(self) -> str:
         return f"FreezeMoments(after_epoch={self.after_epoch})"
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and any(_is_a(c, "StochasticWeightAveraging") for c in trainer.callbacks):  # type: ignore[attr-defined]
+            raise ValueError(
+                "FreezeMoments: StochasticWeightAveraging resets all running moments when training ends and measures "
+                "them again, and frozen ones would stay reset. Use WeightAveraging instead, or no FreezeMoments."
+            )
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._freeze(pl_module, trainer.current_epoch)
 
@@ -219,7 +238,6 @@ class FreezeMoments(Callback):
             freeze_stats(module)
 
 
-Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 When = Literal["validation", "test", "predict", "fit_end"]
 _WHEN: tuple[When, ...] = ("validation", "test", "predict", "fit_end")
 
@@ -259,8 +277,7 @@ class ReestimateMoments(Callback):
         weights: Weights | None = None,
         frozen: Frozen = "raise",
     ) -> None:
-        if isinstance(batches, int) and (isinstance(batches, bool) or batches < 1):
-            raise ValueError(f"ReestimateMoments: batches={batches!r} must be at least 1, or batches of data.")
+        check_batches(batches, "ReestimateMoments: batches")
         self.batches = batches
         self.when = (when,) if isinstance(when, str) else tuple(when)
         unknown = sorted(set(self.when) - set(_WHEN))
@@ -275,8 +292,16 @@ class ReestimateMoments(Callback):
         what = self.batches if isinstance(self.batches, int) else type(self.batches).__name__
         return f"ReestimateMoments(batches={what}, when={self.when}, restore={self.restore})"
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and {"validation", "fit_end"} & set(self.when):
+            self._check_averaging(trainer)
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking:
+        if not trainer.sanity_checking and not _averages_weights(trainer):
+            self._reestimate("validation", trainer, pl_module)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and _averages_weights(trainer):  # now the averaged weights are in place
             self._reestimate("validation", trainer, pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -301,31 +326,41 @@ class ReestimateMoments(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._restore()
 
+    def _check_averaging(self, trainer: Trainer) -> None:
+        """Raise if a callback that averages weights would undo the re-estimation."""
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        for averaging in _averaging_callbacks(trainer):
+            name = type(averaging).__name__
+            if callbacks.index(averaging) > callbacks.index(self):
+                raise ValueError(
+                    f"ReestimateMoments must come after {name} in the callbacks of the trainer, or the moments are not "
+                    f"those of the averaged weights."
+                )
+            if self.restore and "validation" in self.when:
+                raise ValueError(
+                    f"ReestimateMoments: restore=True is not possible with {name}, which exchanges moments before they "
+                    f"could be restored. Use restore=False."
+                )
+
     def _reestimate(self, when: When, trainer: Trainer, module: LightningModule) -> None:
         if when not in self.when:
             return
         # Lightning evaluates in inference mode, whose tensors can't be used in training.
         with torch.inference_mode(False), generators_restored(*_train_generators(trainer)):
+            data = select_batches(self.batches, lambda: _batches_of(_train_dataloader(trainer, module)))
             self._reestimated = reestimate(
                 module,
-                _OnDevice(self._data(trainer, module), trainer, module),
+                _OnDevice(data, trainer, module),
                 weights=self.weights,
                 call=_in_precision(trainer, self.call),
                 frozen=self.frozen,
-                process_group=_process_group(),
+                process_group=all_processes(),
             )
 
     def _restore(self) -> None:
         if self.restore and self._reestimated is not None:
             self._reestimated.restore()
         self._reestimated = None
-
-    def _data(self, trainer: Trainer, module: LightningModule) -> Iterable[Any]:
-        if isinstance(self.batches, int):
-            return list(islice(_batches_of(_train_dataloader(trainer, module)), self.batches))
-        if callable(self.batches) and not isinstance(self.batches, Iterable):
-            return self.batches()
-        return self.batches
 
 
 class NormEffect(Callback):
@@ -394,7 +429,8 @@ class NormEffect(Callback):
         train = _tasks(self.batches_by_task, trainer, module)
         test = None if self.test_by_task is None else _tasks(self.test_by_task, trainer, module)
         call = _in_precision(trainer, self.call)
-        with torch.inference_mode(False), generators_restored(*_train_generators(trainer)), _released(module):
+        released = released_stats(module.modules())  # frozen moments are measured too, and restored afterwards
+        with torch.inference_mode(False), generators_restored(*_train_generators(trainer)), released:
             self.diagnosis = diagnose(module, train, test_by_task=test, predict=self.predict, call=call)
         return {f"norm_effect/{name}": value for name, value in self._metrics(self.diagnosis).items()}
 
@@ -417,6 +453,10 @@ class NormEffect(Callback):
                 metrics[f"drift_mean/{layer.layer}"] = distance.mean_scaled
                 metrics[f"drift_var/{layer.layer}"] = distance.var_scaled
         return metrics
+
+
+def _averages_weights(trainer: Trainer) -> bool:
+    return any(averaging._average_model is not None for averaging in _averaging_callbacks(trainer))
 
 
 class _OnDevice:
@@ -501,25 +541,6 @@ def _train_generators(trainer: Trainer) -> tuple[object, ...]:
     """The objects of the train dataloader that may have a random generator."""
     loader = trainer.train_dataloader
     return loader, getattr(loader, "sampler", None)
-
-
-@contextmanager
-def _released(module: nn.Module) -> Iterator[None]:
-    """Release frozen moments temporarily: they are measured, and restored afterwards."""
-    frozen = [m for m in module.modules() if is_frozen(m)]
-    for layer in frozen:
-        freeze_stats(layer, False)
-    try:
-        yield
-    finally:
-        for layer in frozen:
-            freeze_stats(layer)
-
-
-def _process_group() -> Any:
-    """The group of all processes; None if there is one process."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.group.WORLD if distributed else None
 
 
 def _mean_over_processes(trainer: Trainer, value: float) -> float:

@@ -10,18 +10,19 @@ devices, dtypes and missing weights, is left to ``from_pretrained``.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from contnorm.convert.spec_format import check_spec
 from contnorm.integrations.extras import missing_extra
 from contnorm.integrations.generators import generators_restored
+from contnorm.integrations.moment_data import Batches, all_processes, check_batches, select_batches
 from contnorm.layers.renorm import BatchRenormBase
 from contnorm.model_norms import apply_norm_spec, norm_spec
 from contnorm.moments.batches import Call, call_on_batch
@@ -165,6 +166,7 @@ def _fitted_spec(model: PreTrainedModel, spec: Mapping[str, Any]) -> Mapping[str
     """
     if type(model).__name__ in (model.config.architectures or [type(model).__name__]):
         return spec  # everything must fit
+    spec = check_spec(spec)
     names, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
 
     def renamed(path: str) -> str | None:
@@ -224,9 +226,6 @@ def _hub_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
 
 
-Batches = Iterable[Any] | Callable[[], Iterable[Any]]
-
-
 class MomentsTrainer:
     """Mixin for a ``transformers.Trainer`` that re-estimates running moments before evaluation and prediction.
 
@@ -261,8 +260,7 @@ class MomentsTrainer:
         moments_frozen: Frozen = "raise",
         **kwargs: Any,
     ) -> None:
-        if isinstance(moments_batches, int) and (isinstance(moments_batches, bool) or moments_batches < 1):
-            raise ValueError(f"MomentsTrainer: moments_batches={moments_batches!r} must be at least 1, or batches.")
+        check_batches(moments_batches, "MomentsTrainer: moments_batches")
         self.moments_batches, self.restore_moments = moments_batches, restore_moments
         self.moments_call, self.moments_frozen = moments_call, moments_frozen
         self._has_moments = False  # an evaluation on several data sets calls itself for each
@@ -286,10 +284,10 @@ class MomentsTrainer:
         with generators_restored():
             moments = reestimate(
                 self.model,
-                self._moments_data(),
+                select_batches(self.moments_batches, self._train_batches),
                 call=self._call_model,
                 frozen=self.moments_frozen,
-                process_group=_process_group(),
+                process_group=all_processes(),
             )
         self._has_moments = True
         try:
@@ -302,13 +300,6 @@ class MomentsTrainer:
     def _call_model(self: Any, model: nn.Module, batch: Any) -> object:
         with self.compute_loss_context_manager():
             return (self.moments_call or call_on_batch)(model, self._prepare_inputs(batch))
-
-    def _moments_data(self) -> Iterable[Any]:
-        if isinstance(self.moments_batches, int):
-            return list(islice(self._train_batches(), self.moments_batches))
-        if callable(self.moments_batches) and not isinstance(self.moments_batches, Iterable):
-            return self.moments_batches()
-        return self.moments_batches
 
     def _train_batches(self: Any) -> Iterable[Any]:
         if self.train_dataset is None:
@@ -329,9 +320,3 @@ class MomentsTrainer:
             worker_init_fn=prepared.worker_init_fn,
             **batching,
         )
-
-
-def _process_group() -> Any:
-    """The group of all processes; None if there is one process."""
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.group.WORLD if distributed else None

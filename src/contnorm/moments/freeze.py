@@ -7,7 +7,7 @@ libraries) runs on a copy of its moments; hooks restore the originals after each
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from contnorm.checks import check_model
 from contnorm.convert.detect import DetectedNorm, detect_norm, holds_moments
 from contnorm.layers.base import MomentNorm
 
-__all__ = ["FREEZING_HOOKS", "evaluation_mode", "freeze_stats", "frozen_stats", "is_frozen"]
+__all__ = ["FREEZING_HOOKS", "evaluation_mode", "freeze_stats", "frozen_stats", "is_frozen", "released_stats"]
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -72,6 +72,28 @@ def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for module in unfrozen:
             _set(module, False)
+
+
+@contextmanager
+def released_stats(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Context manager that releases frozen layers, so that their moments can be set; on exit they are frozen again.
+
+    Example:
+        >>> layer = freeze_stats(nn.BatchNorm1d(2))
+        >>> with released_stats([layer]):
+        ...     print(is_frozen(layer))
+        False
+        >>> is_frozen(layer)
+        True
+    """
+    frozen = [layer for layer in layers if is_frozen(layer)]
+    for layer in frozen:
+        freeze_stats(layer, False)
+    try:
+        yield
+    finally:
+        for layer in frozen:
+            freeze_stats(layer)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from contnorm.moments.buffers import (
     write_moments,
 )
 from contnorm.moments.depth import trace_depths
-from contnorm.moments.freeze import evaluation_mode, freeze_stats, frozen_stats, is_frozen
+from contnorm.moments.freeze import evaluation_mode, frozen_stats, released_stats
 from contnorm.moments.pooling import PooledMoments, StopForward, pooling_hook
 from contnorm.moments.processes import check_process_group, pool_over_processes
 from contnorm.moments.progress import PassProgress, check_progress, show_progress
@@ -183,7 +183,7 @@ def reestimate(
     layers = _targets(check_model(model, "reestimate"), frozen)
     old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [moment_buffers(layer)]}
     run = call or call_on_batch
-    with _released(layers):
+    with released_stats(layers.values()):  # hooks of frozen layers hand out copies of the moments
         try:
             with torch.no_grad(), _in_evaluation(model), show_progress(progress, "Re-estimating moments") as shown:
                 reached = _measure_all(_Passes(model, layers, run, batch_weights, shown, process_group), batches)
@@ -202,19 +202,6 @@ def _targets(model: nn.Module, frozen: Frozen) -> dict[str, nn.Module]:
             f"estimate. See contnorm.summarize(model)."
         )
     return layers
-
-
-@contextmanager
-def _released(layers: dict[str, nn.Module]) -> Iterator[None]:
-    """Release frozen layers, whose hooks would otherwise hand out copies of the moments; freeze them on exit."""
-    frozen = [layer for layer in layers.values() if is_frozen(layer)]
-    for layer in frozen:
-        freeze_stats(layer, False)
-    try:
-        yield
-    finally:
-        for layer in frozen:
-            freeze_stats(layer)
 
 
 def _measure_all(plan: _Passes, batches: Iterable[Any]) -> dict[str, nn.Module]:
