@@ -216,6 +216,25 @@ def test_spec_of_another_model_is_refused(tmp_path: Path) -> None:
         from_pretrained(ResNetForImageClassification, tmp_path)
 
 
+@pytest.mark.parametrize("cls", [ResNetForImageClassification, AutoModel])
+@pytest.mark.parametrize(
+    ("spec", "error", "words"),
+    [
+        ({"format": "contnorm.norm_spec", "version": 2, "norms": {}}, ValueError, "has version 2"),
+        ({"norms": {}}, ValueError, "not a spec of contnorm"),
+        ("cn", TypeError, "expected a spec"),
+    ],
+)
+def test_damaged_spec_is_refused_by_all_classes(
+    cls: Any, spec: Any, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    resnet().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, CONFIG_KEY: spec}))
+    with pytest.raises(error, match=words):
+        from_pretrained(cls, tmp_path)
+
+
 def test_registration_is_undone() -> None:
     before = vars(PreTrainedModel)["from_pretrained"], PreTrainedModel.save_pretrained
     register()

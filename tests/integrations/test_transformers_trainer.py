@@ -161,3 +161,23 @@ def test_missing_data_and_wrong_numbers_are_refused(tmp_path: Path) -> None:
         make_trainer(tmp_path, train_dataset=None).evaluate()
     with pytest.raises(ValueError, match="moments_batches=0 must be at least 1"):
         make_trainer(tmp_path, moments_batches=0)
+
+
+@pytest.mark.feature("transformers", "training resumed with the norms of the checkpoint")
+@pytest.mark.parametrize("cls", [MyTrainer, Trainer])
+def test_resumed_training_has_norms_of_checkpoint(cls: type, tmp_path: Path) -> None:
+    """`MomentsTrainer` stores and restores norms by itself, and a plain trainer after `register`."""
+    if cls is Trainer:
+        register()
+    try:
+        make_trainer(tmp_path, cls).train()
+        results = []
+        for norm in ("cn", "bn"):
+            trainer = make_trainer(tmp_path / norm, cls, model=network(norm))
+            trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+            results.append(trainer.model)
+    finally:
+        unregister()
+    expected, resumed = results
+    assert cn.norm_spec(resumed) == cn.norm_spec(expected) == cn.norm_spec(network())
+    assert equal(resumed.state_dict(), expected.state_dict())

@@ -10,9 +10,11 @@ devices, dtypes and missing weights, is left to ``from_pretrained``.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +32,8 @@ from contnorm.moments.buffers import Frozen
 from contnorm.moments.reestimate import reestimate
 
 try:
-    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, Trainer
+    from transformers.utils import CONFIG_NAME
 except ModuleNotFoundError as error:
     raise missing_extra("transformers", error) from error
 
@@ -95,8 +98,9 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
 def register() -> None:
     """Let ``save_pretrained`` store the norms of a model in its config, and ``from_pretrained`` build them.
 
-    It replaces the two methods of ``transformers.PreTrainedModel`` in this process; `unregister` restores them. Models
-    without norms of this package are saved and loaded as before. Calling it again does nothing.
+    It replaces the two methods of ``transformers.PreTrainedModel`` in this process; `unregister` restores them. A
+    ``Trainer`` that resumes from a checkpoint converts its model too. Models without norms of this package are saved
+    and loaded as before. Calling it again does nothing.
 
     Example:
         >>> register()
@@ -106,16 +110,19 @@ def register() -> None:
     """
     PreTrainedModel.from_pretrained = classmethod(_from_pretrained)
     PreTrainedModel.save_pretrained = _save_pretrained
+    Trainer._load_from_checkpoint = _resume
 
 
 def unregister() -> None:
     """Undo `register`."""
     PreTrainedModel.from_pretrained = _ORIGINAL_FROM
     PreTrainedModel.save_pretrained = _ORIGINAL_SAVE
+    Trainer._load_from_checkpoint = _ORIGINAL_RESUME
 
 
 _ORIGINAL_FROM = vars(PreTrainedModel)["from_pretrained"]
 _ORIGINAL_SAVE = PreTrainedModel.save_pretrained
+_ORIGINAL_RESUME = Trainer._load_from_checkpoint
 
 
 @wraps(_ORIGINAL_FROM.__func__)
@@ -126,11 +133,30 @@ def _from_pretrained(cls: type[PreTrainedModel], path: Any, *args: Any, **kwargs
 
 
 def _save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-    if _has_built_norms(self):
-        vars(self.config).pop(CONFIG_KEY, None)
-    else:
-        record_norms(self)
+    _update_config(self)
     return _ORIGINAL_SAVE(self, *args, **kwargs)
+
+
+@wraps(_ORIGINAL_RESUME)
+def _resume(self: Trainer, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+    _apply_saved_norms(self.model, resume_from_checkpoint)
+    _ORIGINAL_RESUME(self, resume_from_checkpoint, *args, **kwargs)
+
+
+def _apply_saved_norms(model: Any, folder: str) -> None:
+    """Convert the norms of a model to those of a trainer's checkpoint, whose weights are loaded afterwards."""
+    config = Path(folder) / CONFIG_NAME
+    spec = json.loads(config.read_text(encoding="utf-8")).get(CONFIG_KEY) if config.is_file() else None
+    if spec is not None:
+        apply_norm_spec(model, spec)
+
+
+def _update_config(model: PreTrainedModel) -> None:
+    """Write the description of a model's norms into its config if they are not those of the architecture."""
+    if _has_built_norms(model):
+        vars(model.config).pop(CONFIG_KEY, None)
+    else:
+        record_norms(model)
 
 
 def _has_built_norms(model: PreTrainedModel) -> bool:
@@ -231,7 +257,8 @@ class MomentsTrainer:
 
     The moments are set to the exact ones of batches of the train dataset, with `contnorm.reestimate`. With several
     processes, the data of all of them is pooled. Random generators are restored, so training is the same as with a
-    plain ``Trainer``.
+    plain ``Trainer``. Checkpoints contain the description of the norms, and training that is resumed from one converts
+    the model accordingly, also without `register`.
 
     Args:
         *args: Arguments of the trainer.
@@ -275,6 +302,15 @@ class MomentsTrainer:
         """Re-estimate the moments, then predict."""
         with self._reestimated():
             return super().predict(*args, **kwargs)  # type: ignore[misc]
+
+    def _save(self: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self.model, PreTrainedModel):
+            _update_config(self.model)
+        super()._save(*args, **kwargs)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        _apply_saved_norms(self.model, resume_from_checkpoint)
+        super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     @contextmanager
     def _reestimated(self: Any) -> Iterator[None]:
