@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.schema import NormConfig, RunConfig, from_dict
-from contnorm.bench.files import write_atomically
 from contnorm.bench.records import SCHEMA, Store, seal_of, spread_over_seeds
 from contnorm.errors import UserError
 

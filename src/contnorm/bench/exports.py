@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.files import write_atomically
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.loggers import LOGGERS, LoggedRun, Logger, create_logger, default_log_folder
 from contnorm.bench.loggers.metric_names import score_metrics, system_metrics, task_metrics
 from contnorm.bench.loggers.registry import import_library

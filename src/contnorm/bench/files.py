@@ -1,4 +1,4 @@
-"""Files: atomic writes, signatures and checksums, JSON and paths from untrusted files, locks and the user's cache.
+"""Files: output, signatures and checksums, JSON and paths from untrusted files, locks and the user's cache.
 
 Files are checked again only after they have changed, not at every start. A file counts as unchanged while its size,
 modification time and inode are those of the last check. Signatures of checked files are stored in a small state file
@@ -39,7 +39,6 @@ __all__ = [
     "save_state",
     "signatures",
     "user_cache",
-    "write_atomically",
     "write_output",
 ]
 

@@ -20,8 +20,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.files import write_atomically
 from contnorm.bench.metrics.accuracy_matrix import SCORES, AccuracyMatrix, score
 from contnorm.bench.metrics.multilabel import LABEL_SCORES, LabelMatrix, label_score
 from contnorm.bench.record_checks import check_fields, check_reason, check_whole, checked_counts, finite_drift

@@ -19,12 +19,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from contnorm.atomic_files import write_atomically
 from contnorm.bench import record, record_checks
 from contnorm.bench.config import schema as config_module
 from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.data.dataset import GROUPS
-from contnorm.bench.files import write_atomically
 from contnorm.bench.metrics import accuracy_matrix as matrix
 from contnorm.bench.metrics import multilabel
 from contnorm.bench.metrics.accuracy_matrix import score

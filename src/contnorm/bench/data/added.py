@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.data.arrays import ArraySource, array_source
 from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.npz import read_npz
@@ -29,7 +30,6 @@ from contnorm.bench.files import (
     locked,
     save_state,
     signatures,
-    write_atomically,
 )
 from contnorm.errors import UserError
 

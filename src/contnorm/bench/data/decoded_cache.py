@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.data.dataset import Images, Labels, Split
 from contnorm.bench.data.decoding import RowBlock, decode_blocks, decoder_name, process_pool, row_blocks
 from contnorm.bench.data.image_folders import Labelled, PictureList
@@ -41,7 +42,6 @@ from contnorm.bench.files import (
     save_state,
     signatures,
     user_cache,
-    write_atomically,
 )
 from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
 from contnorm.errors import UserError, usable

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.data.dataset import SPLITS, DatasetListing, ListedPicture, PictureCounts
 from contnorm.bench.data.decoding import (
     DecodedRow,
@@ -42,7 +43,7 @@ from contnorm.bench.data.multilabel_store import (
     content_fingerprint,
     read_manifest,
 )
-from contnorm.bench.files import Progress, Signature, file_signature, load_state, locked, parse_json, write_atomically
+from contnorm.bench.files import Progress, Signature, file_signature, load_state, locked, parse_json
 from contnorm.errors import UserError, usable
 
 __all__ = ["MISSING", "build", "build_progress"]

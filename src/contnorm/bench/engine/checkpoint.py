@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from contnorm.bench.files import write_atomically
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.streams.image_store import copying_stream
 from contnorm.errors import UserError
 from contnorm.model_files import differences_from_file, file_metadata

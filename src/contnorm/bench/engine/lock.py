@@ -19,7 +19,7 @@ from filelock import (
     Timeout,
 )
 
-from contnorm.bench.files import write_atomically
+from contnorm.atomic_files import write_atomically
 
 __all__ = ["RunLock"]
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.components import find_component
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.engine.precision import cpu_instructions
-from contnorm.bench.files import write_atomically
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.models.pretrained import weights_change
 from contnorm.bench.models.user_norms import norm_code

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from contnorm.bench.files import write_atomically
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.loggers.base import LoggedRun, Logger
 
 __all__ = ["CSVLogger"]
