@@ -292,3 +292,9 @@ def test_damaged_spec_in_weights_is_a_user_error(tmp_path: Path) -> None:
     save_file(Network().state_dict(), tmp_path / "m", metadata={"contnorm.norm_spec": "[]"})
     with pytest.raises(UserError, match="is not a safetensors file with the weights of this network"):
         load_weights(Network(), tmp_path / "m", "")
+
+
+def test_folder_as_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match="is a folder. Give a file, such as .*model.safetensors"):
+        cn.save_model(nn.Sequential(nn.BatchNorm2d(4)), tmp_path)
+    assert not list(tmp_path.iterdir())

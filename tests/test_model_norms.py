@@ -572,3 +572,22 @@ def test_a_model_is_needed() -> None:
     for call in (cn.norm_spec, lambda model: cn.apply_norm_spec(model, {})):
         with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
             call(3)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "words"),
+    [
+        (nn.DataParallel, "inside of DistributedDataParallel; call norm_spec or save_model with model.module"),
+        (torch.compile, "inside of torch.compile; call norm_spec or save_model with model._orig_mod"),
+    ],
+)
+def test_spec_of_wrapped_model_is_named(wrap: Any, words: str) -> None:
+    spec = cn.norm_spec(wrap(nn.Sequential(nn.BatchNorm2d(4))))
+    with pytest.raises(ValueError, match=f"the spec does not fit Sequential: it describes a model {words}"):
+        cn.apply_norm_spec(nn.Sequential(nn.BatchNorm2d(4)), spec)
+
+
+def test_wrapped_model_for_spec_of_inner_model_is_named() -> None:
+    model = torch.compile(nn.Sequential(nn.BatchNorm2d(4)))
+    with pytest.raises(ValueError, match=r"the model is inside of torch.compile; give model._orig_mod"):
+        cn.apply_norm_spec(model, cn.norm_spec(nn.Sequential(nn.BatchNorm2d(4))))  # type: ignore[arg-type]

@@ -40,6 +40,7 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Raises:
         ValueError: If a norm layer is lazy, or the state dict has a value that is not a tensor.
+        IsADirectoryError: If the path is that of a folder.
 
     Example:
         >>> import tempfile, torch, contnorm as cn
@@ -60,6 +61,10 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise ValueError(
             f"save_model: {others[0]!r} of the state dict is not a tensor, and a safetensors file has only tensors. "
             f'Use torch.save({{"model": model.state_dict(), "norms": contnorm.norm_spec(model)}}, path).'
+        )
+    if Path(path).is_dir():
+        raise IsADirectoryError(
+            f"save_model: {path} is a folder. Give a file, such as {Path(path, 'model.safetensors')}."
         )
     with draft_of(Path(path)) as draft:
         safetensors.save_model(model, str(draft), metadata=file_metadata(model))

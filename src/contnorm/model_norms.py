@@ -139,7 +139,18 @@ def _matching_plan(model: nn.Module, spec: Mapping[str, Any]) -> MatchPlan:
     plan.prepare()
     if plan.problems:
         raise ValueError(
-            f"apply_norm_spec: the spec does not fit {type(model).__name__}: {format_problems(plan.problems)}. "
-            f"The model is unchanged."
+            f"apply_norm_spec: the spec does not fit {type(model).__name__}: "
+            f"{_wrapper_misfit(plan) or format_problems(plan.problems)}. The model is unchanged."
         )
     return plan
+
+
+def _wrapper_misfit(plan: MatchPlan) -> str:
+    """Return that the paths differ by the prefix of a wrapper, with which one of the two models was given."""
+    spec, model = set(plan.spec["norms"]), {norm.path for norm in plan.tree.norms.values()}
+    for prefix, wrapper in (("module.", "DistributedDataParallel"), ("_orig_mod.", "torch.compile")):
+        if spec == {prefix + path for path in model}:
+            return f"it describes a model inside of {wrapper}; call norm_spec or save_model with model.{prefix[:-1]}"
+        if model == {prefix + path for path in spec}:
+            return f"the model is inside of {wrapper}; give model.{prefix[:-1]}"
+    return ""
