@@ -295,6 +295,6 @@ def test_damaged_spec_in_weights_is_a_user_error(tmp_path: Path) -> None:
 
 
 def test_folder_as_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError, match="is a folder. Give a file, such as .*model.safetensors"):
+    with pytest.raises(IsADirectoryError, match=r"is a folder. Give a file, such as .*model.safetensors"):
         cn.save_model(nn.Sequential(nn.BatchNorm2d(4)), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -26,8 +26,8 @@ from contnorm.integrations.lightning import (
     ReestimateMoments,
     SavesNorms,
     SyncNorms,
-    _packages,
 )
+from contnorm.integrations.lightning.classes import installed_packages
 from contnorm.moments.freeze import is_frozen
 from tests.integrations.lightning_training import Net, Recorder, data, loader, quiet_trainer
 
@@ -452,12 +452,12 @@ def test_classes_work_with_pytorch_lightning() -> None:
 
 
 def test_one_installed_package_of_lightning_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _packages() == ["lightning.pytorch", "pytorch_lightning"]
+    assert installed_packages() == ["lightning.pytorch", "pytorch_lightning"]
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    assert _packages() == ["pytorch_lightning"]
+    assert installed_packages() == ["pytorch_lightning"]
     monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
     with pytest.raises(ModuleNotFoundError, match=r'Install it with: pip install "contnorm\[lightning\]"'):
-        _packages()
+        installed_packages()
 
 
 # --- NormEffect ----------------------------------------------------------------------------------------------------
