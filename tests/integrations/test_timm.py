@@ -254,7 +254,7 @@ def test_network_of_tokens_is_refused_at_its_first_input() -> None:
 
 
 def act_class(name: str) -> type[nn.Module]:
-    return integration._ACT_CLASSES[norm_class(NORMS[name], 2)]
+    return integration.layers.ACT_CLASSES[norm_class(NORMS[name], 2)]
 
 
 @pytest.mark.feature("timm", "`ContinualNormAct2d` has the arguments and keys of `BatchNormAct2d`")
