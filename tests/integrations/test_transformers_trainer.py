@@ -178,6 +178,7 @@ def test_resumed_training_has_norms_of_checkpoint(cls: type, tmp_path: Path) -> 
             results.append(trainer.model)
     finally:
         unregister()
+    assert not hasattr(Trainer._load_from_checkpoint, "_contnorm_original")
     expected, resumed = results
     assert cn.norm_spec(resumed) == cn.norm_spec(expected) == cn.norm_spec(network())
     assert equal(resumed.state_dict(), expected.state_dict())

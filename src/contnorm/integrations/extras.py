@@ -28,4 +28,10 @@ def missing_extra(integration: str, error: ModuleNotFoundError) -> ModuleNotFoun
         contnorm.integrations.timm needs timm. Install it with: pip install "contnorm[timm]"
     """
     message = f"contnorm.integrations.{integration} needs {error.name}. Install it with: {EXTRAS[integration]}"
+    if error.name is None:  # the framework is installed, and raised the error itself: transformers for any error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+        message = f"contnorm.integrations.{integration}: the installed framework can't be imported: {reason}"
     return ModuleNotFoundError(message, name=error.name)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from contnorm.moments.buffers import Frozen
 from contnorm.moments.reestimate import reestimate
 
 try:
-    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, Trainer
+    from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
     from transformers.utils import CONFIG_NAME
 except ModuleNotFoundError as error:
     raise missing_extra("transformers", error) from error
@@ -110,19 +112,18 @@ def register() -> None:
     """
     PreTrainedModel.from_pretrained = classmethod(_from_pretrained)
     PreTrainedModel.save_pretrained = _save_pretrained
-    Trainer._load_from_checkpoint = _resume
+    _replace_resume()
 
 
 def unregister() -> None:
     """Undo `register`."""
     PreTrainedModel.from_pretrained = _ORIGINAL_FROM
     PreTrainedModel.save_pretrained = _ORIGINAL_SAVE
-    Trainer._load_from_checkpoint = _ORIGINAL_RESUME
+    _restore_resume()
 
 
 _ORIGINAL_FROM = vars(PreTrainedModel)["from_pretrained"]
 _ORIGINAL_SAVE = PreTrainedModel.save_pretrained
-_ORIGINAL_RESUME = Trainer._load_from_checkpoint
 
 
 @wraps(_ORIGINAL_FROM.__func__)
@@ -137,10 +138,29 @@ def _save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     return _ORIGINAL_SAVE(self, *args, **kwargs)
 
 
-@wraps(_ORIGINAL_RESUME)
-def _resume(self: Trainer, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
-    _apply_saved_norms(self.model, resume_from_checkpoint)
-    _ORIGINAL_RESUME(self, resume_from_checkpoint, *args, **kwargs)
+def _replace_resume() -> None:
+    """Let a plain ``Trainer`` that resumes from a checkpoint convert its model first."""
+    try:
+        trainer = import_module("transformers.trainer").Trainer
+    except (ImportError, RuntimeError):  # transformers is installed without what its trainer needs
+        return
+    original = trainer._load_from_checkpoint
+    if hasattr(original, "_contnorm_original"):
+        return
+
+    @wraps(original)
+    def resume(self: Any, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        _apply_saved_norms(self.model, resume_from_checkpoint)
+        original(self, resume_from_checkpoint, *args, **kwargs)
+
+    vars(resume)["_contnorm_original"] = original
+    trainer._load_from_checkpoint = resume
+
+
+def _restore_resume() -> None:
+    if (module := sys.modules.get("transformers.trainer")) is not None:
+        current = module.Trainer._load_from_checkpoint
+        module.Trainer._load_from_checkpoint = getattr(current, "_contnorm_original", current)
 
 
 def _apply_saved_norms(model: Any, folder: str) -> None:
