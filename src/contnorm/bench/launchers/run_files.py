@@ -16,13 +16,13 @@ from typing import Any
 
 import fsspec
 
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.events import Failed, Finished
 from contnorm.bench.engine.job import Job
 from contnorm.bench.engine.job_events import Event, Waiting
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.runner import known_divergence
-from contnorm.bench.files import write_atomically
 from contnorm.bench.records import Store
 from contnorm.errors import UserError, usable
 
