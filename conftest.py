@@ -35,8 +35,9 @@ FRAMEWORKS = {
     "transformers": "transformers",
 }
 collect_ignore = [
-    f"src/contnorm/integrations/{integration}.py"
+    f"src/contnorm/integrations/{integration}{ending}"
     for integration, framework in FRAMEWORKS.items()
+    for ending in ("", ".py")
     if find_spec(framework) is None
 ]
 torchvision_operators.declare()
