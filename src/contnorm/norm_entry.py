@@ -30,6 +30,7 @@ __all__ = [
     "describe_norm",
     "layer_parameters",
     "needs_joint_forward",
+    "needs_tags",
     "norm_class",
 ]
 
@@ -152,8 +153,24 @@ def needs_joint_forward(spec: NormEntry) -> bool:
         >>> needs_joint_forward(NORMS["tbbn"]), needs_joint_forward(NORMS["bn"])
         (True, False)
     """
+    return _declares(spec, "needs_joint_forward")
+
+
+def needs_tags(spec: NormEntry) -> bool:
+    """Whether a norm reads tags of the batch in training; see `contnorm.tags`. It imports the module of the layer.
+
+    Example:
+        >>> from contnorm.registry import NORMS
+        >>> needs_tags(NORMS["adab2n"]), needs_tags(NORMS["bn"])
+        (True, False)
+    """
+    return _declares(spec, "needs_tags")
+
+
+def _declares(spec: NormEntry, attribute: str) -> bool:
+    """Whether the layer of a norm sets an attribute to True."""
     factory = norm_class(spec, min(spec.layers) if spec.layers else 2)
-    return bool(getattr(factory, "needs_joint_forward", False))
+    return bool(getattr(factory, attribute, False))
 
 
 def accepted_options(factory: LayerFactory) -> tuple[str, ...]:

@@ -222,6 +222,23 @@ def test_launcher_outside_of_mammoth(tmp_path: Path) -> None:
         mammoth.main([str(script)])
 
 
+def test_launcher_in_a_folder_of_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: dict[str, Any]
+) -> None:
+    (tmp_path / "backbone").mkdir()
+    (tmp_path / "main.py").write_text("")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delattr(sys.modules["backbone"], "register_backbone")
+    with pytest.raises(SystemExit, match="is not mammoth's: it has no register_backbone"):
+        mammoth.main([str(tmp_path / "main.py")])
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_launcher_prints_its_usage(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mammoth.main([option])
+    assert "usage: python -m contnorm.integrations.mammoth SCRIPT" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("norm", ["bn", "cn", "brn", "sn", "iabn"])
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_tracking_keeps_moments_and_freezes(norm: str, dim: int) -> None:

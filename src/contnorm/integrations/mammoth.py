@@ -25,12 +25,24 @@ from torch import nn
 
 from contnorm.convert.conversion import convert_norm
 from contnorm.moments.freeze import frozen_stats
-from contnorm.norm_entry import norm_class
+from contnorm.norm_entry import needs_tags
 from contnorm.registry import NORMS, resolve_norm
 
-__all__ = ["bn_track_stats", "main", "register_backbones"]
+__all__ = ["MammothNotFoundError", "bn_track_stats", "main", "register_backbones"]
 
+USAGE = """usage: python -m contnorm.integrations.mammoth SCRIPT [ARGUMENTS]
+
+Run a script of mammoth with the backbones <backbone>-<norm>, such as resnet18-cn. In mammoth's folder:
+
+  python -m contnorm.integrations.mammoth main.py --model derpp --dataset seq-cifar10 --backbone resnet18-cn ...
+
+ARGUMENTS are those of the script; "main.py --help" lists them, with the names of the backbones.
+"""
 EXAMPLE_SIZE = 32  # pixels; the size of the images that all these networks take
+
+
+class MammothNotFoundError(ImportError):
+    """mammoth's folder is not the first one on ``sys.path`` that has its modules."""
 
 
 def register_backbones(norms: Iterable[str] | None = None, backbones: Iterable[str] | None = None) -> tuple[str, ...]:
@@ -51,7 +63,7 @@ def register_backbones(norms: Iterable[str] | None = None, backbones: Iterable[s
         The names that were registered, by this call or before.
 
     Raises:
-        ImportError: If mammoth's folder is not on ``sys.path``.
+        MammothNotFoundError: An `ImportError`, if mammoth's folder is not on ``sys.path``.
         ValueError: For an unknown backbone or norm, or a norm that can't be used in mammoth.
     """
     registry = _import_mammoth("backbone", "register_backbone")
@@ -103,8 +115,11 @@ def main(arguments: Sequence[str]) -> None:
     """Register the backbones, and run a script of mammoth with its arguments.
 
     Args:
-        arguments: The script, such as ``main.py`` or ``utils/main.py``, and its arguments.
+        arguments: The script, such as ``main.py`` or ``utils/main.py``, and its arguments; ``--help`` prints the usage.
     """
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return
     script = Path(arguments[0]) if arguments else Path("main.py")
     if not arguments or not script.is_file():
         where = f"there is no {script}" if arguments else "the script is missing"
@@ -116,7 +131,10 @@ def main(arguments: Sequence[str]) -> None:
     if folder is None:
         sys.exit(f"contnorm.integrations.mammoth: {script} is not in a folder of mammoth, which has a folder backbone.")
     sys.path.insert(0, str(folder))
-    register_backbones()
+    try:
+        register_backbones()
+    except MammothNotFoundError as error:
+        sys.exit(f"contnorm.integrations.mammoth: {error}")
     sys.argv = list(arguments)
     runpy.run_path(str(script), run_name="__main__")
 
@@ -128,11 +146,11 @@ def _import_mammoth(name: str, attribute: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name not in (name, name.partition(".")[0]):
             raise  # a requirement of mammoth
-        raise ImportError(
+        raise MammothNotFoundError(
             f"register_backbones: there is no module {name!r}. Run it in mammoth's folder, or add that to sys.path."
         ) from error
     if not hasattr(module, attribute):
-        raise ImportError(
+        raise MammothNotFoundError(
             f"register_backbones: {module.__name__} at {module.__file__} is not mammoth's: it has no {attribute}. Put "
             f"mammoth's folder first on sys.path."
         )
@@ -156,7 +174,7 @@ def _usable_norms() -> list[str]:
 def _obstacle(norm: str) -> str | None:
     """Return why a norm can't be used in mammoth; None if it can."""
     entry = NORMS[norm]
-    if getattr(norm_class(entry, 2), "needs_tags", False):
+    if needs_tags(entry):
         return "it needs tags of the samples of a batch, which mammoth's training loop does not give"
     if entry.absorbs_activation:
         return "it contains the activation, and mammoth's networks call activations as functions"
