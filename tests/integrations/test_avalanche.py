@@ -25,7 +25,8 @@ pytest.importorskip("avalanche", reason="Avalanche is not installed: pip install
 from avalanche.benchmarks import nc_benchmark, split_online_stream, task_incremental_benchmark
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.models import DynamicModule, IncrementalClassifier, MultiHeadClassifier, MultiTaskModule
-from avalanche.training import Naive, Replay
+from avalanche.models.batch_renorm import BatchRenorm2D
+from avalanche.training import ICaRL, JointTraining, Naive, Replay
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer
 from avalanche.training.supervised import DER, ER_ACE
@@ -64,7 +65,7 @@ def network(classifier: nn.Module | None = None) -> nn.Sequential:
 
 
 def learner(kind: type, model: nn.Module, *plugins: Any, metrics: Any = (), **options: Any) -> Any:
-    memory = {} if kind is Naive else {"mem_size": 30}
+    memory = {} if kind in (Naive, JointTraining) else {"mem_size": 30}
     return kind(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
@@ -215,6 +216,37 @@ def test_wrong_arguments_of_plugin(benchmark: Any) -> None:
         learner(Replay, network(), NormPlugin(None, [])).eval(benchmark.test_stream)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"to": "cnn"}, "cnn"),
+        ({"to": None, "skip": "head"}, "skip: options of a norm need the norm"),
+        ({"weights": lambda batch: torch.ones(len(batch[0]))}, "weights need moments that are re-estimated"),
+        ({"reestimate_from": "buffer", "weights": [1.0]}, "weights is a list"),
+        ({"to": "tbbn"}, "'tbbn' needs tags"),
+        ({"to": "adab2n"}, "'adab2n' needs tags"),
+    ],
+)
+def test_wrong_arguments_are_named_before_training(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        NormPlugin(**arguments)
+
+
+def test_batch_renorm_of_avalanche_is_refused(benchmark: Any) -> None:
+    def renormalized() -> nn.Module:
+        model = network()
+        model[1] = BatchRenorm2D(8)
+        return model
+
+    for plugins, metrics, caller in (
+        ([NormPlugin("cn", num_groups=4)], [], "NormPlugin"),
+        ([NormPlugin(None, "buffer")], [], "NormPlugin"),
+        ([], [NormEffect()], "NormEffect"),
+    ):
+        with pytest.raises(ValueError, match=f"{caller}: layer '1' is Avalanche's BatchRenorm2D"):
+            learner(Replay, renormalized(), *plugins, metrics=metrics).train(benchmark.train_stream[0])
+
+
 def test_frozen_moments_are_lifted_for_the_buffer(benchmark: Any) -> None:
     strategy = learner(Replay, network(), NormPlugin(None, reestimate_from="buffer"), metrics=[NormEffect()])
     strategy.train(benchmark.train_stream[0])
@@ -286,9 +318,9 @@ class MultiHead(MultiTaskModule):
 
 @pytest.mark.feature("avalanche", "multi-head models with task labels")
 def test_multi_head_model_with_buffer_moments() -> None:
-    stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=60, test_per_task=40)
+    stream = bench.load_stream("split-mnist", source="digits", tasks=3, train_per_task=60, test_per_task=40)
     benchmark = to_avalanche(stream)
-    assert [experience.task_labels for experience in benchmark.test_stream] == [[0], [1]]
+    assert [experience.task_labels for experience in benchmark.test_stream] == [[0], [1], [2]]
     strategy = learner(Replay, MultiHead(), NormPlugin("cn", "buffer", num_groups=4), metrics=[NormEffect()])
     logged = learn(strategy, benchmark)
     assert logged["Top1_Acc_Exp/eval_phase/test_stream/Task001/Exp001"] > 0.6
@@ -346,10 +378,64 @@ def test_norm_effect_in_online_stream(benchmark: Any) -> None:
     assert [logged[f"TaskNormEffect_Exp/{EXP.format(i)}"] for i in range(3)] == pytest.approx(expected, abs=1e-6)
 
 
+def test_norm_effect_reads_an_experience_once(benchmark: Any) -> None:
+    """Moments of all data weigh a sample once, however often it was trained."""
+    logged = []
+    for trainings in (1, 2):
+        strategy = learner(Naive, network(), metrics=[NormEffect()])
+        for experience in (benchmark.train_stream[0],) * trainings:
+            strategy.train(experience)
+        strategy.train(benchmark.train_stream[1])
+        model, exact = strategy.model, [loaded(benchmark.train_stream[i].dataset) for i in range(2)]
+        result = strategy.eval(benchmark.test_stream)
+        with cn.reestimate(model, exact):
+            expected = accuracies(model, benchmark)
+        logged.append([result[f"{m}_Exp/{EXP.format(0)}"] for m in ("Top1_Acc", "NormEffect")])
+        assert sum(logged[-1]) == pytest.approx(expected[0])
+        assert sum(len(part) for part in strategy.evaluator.metrics[-1]._moment_data(strategy)) == 120
+
+
+def test_norm_effect_of_joint_training_uses_all_data(benchmark: Any) -> None:
+    strategy = learner(JointTraining, network(), metrics=[NormEffect()])
+    strategy.train(benchmark.train_stream)
+    result = strategy.eval(benchmark.test_stream)
+    with cn.reestimate(strategy.model, [loaded(e.dataset) for e in benchmark.train_stream]):
+        expected = accuracies(strategy.model, benchmark)
+    for i in range(3):
+        got = result[f"Top1_Acc_Exp/{EXP.format(i)}"] + result[f"NormEffect_Exp/{EXP.format(i)}"]
+        assert got == pytest.approx(expected[i])
+    assert sum(len(part) for part in strategy.evaluator.metrics[-1]._moment_data(strategy)) == 180
+
+
+def test_icarl_learns_a_stream(benchmark: Any) -> None:
+    model = network()
+    strategy = ICaRL(
+        feature_extractor=model[:-1],
+        classifier=model[-1],
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        memory_size=30,
+        buffer_transform=None,
+        fixed_memory=True,
+        train_mb_size=10,
+        train_epochs=1,
+        eval_mb_size=32,
+        plugins=[NormPlugin("cn", num_groups=4)],
+        evaluator=EvaluationPlugin(accuracy_metrics(stream=True), loggers=[]),
+    )
+    assert learn(strategy, benchmark)[f"Top1_Acc_Stream/{STREAM}"] > 1 / 3
+    assert any(isinstance(module, cn.ContinualNorm2d) for module in strategy.model.modules())
+
+
+@pytest.mark.parametrize("samples", ["5", 2.5, True])
+def test_samples_of_norm_effect_are_a_number(samples: Any) -> None:
+    with pytest.raises(ValueError, match=f"samples={samples!r} is not allowed"):
+        NormEffect(samples=samples)
+
+
 def test_wrong_arguments_of_norm_effect() -> None:
     with pytest.raises(ValueError, match="moments='oracle' is not allowed"):
         NormEffect("oracle")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="samples=1 is too few"):
+    with pytest.raises(ValueError, match="samples=1 is not allowed"):
         NormEffect(samples=1)
 
 
@@ -398,6 +484,8 @@ def test_padding_of_normalized_images_is_black() -> None:
 
 
 def test_streams_that_benchmarks_cannot_represent() -> None:
+    with pytest.raises(TypeError, match="stream is a str"):
+        to_avalanche("split-mnist")  # type: ignore[arg-type]
     free = bench.load_stream("split-mnist", source="digits", scenario="free")
     with pytest.raises(ValueError, match="is task-free"):
         to_avalanche(free)
@@ -427,7 +515,7 @@ class Experience:
         self.samples, self.task_labels, self.dataset, self._train = list(zip(x, y, strict=True)), tasks, self, train
 
     def eval(self) -> Experience:
-        return Experience(*zip(*self.samples, strict=True), self.task_labels)
+        return Experience([x for x, _ in self.samples], [y for _, y in self.samples], self.task_labels)
 
     def train(self) -> Any:
         return self if self._train is None else self._train
@@ -464,6 +552,7 @@ def test_scenario_follows_from_task_labels() -> None:
     [
         (object(), "has no train_stream"),
         (Benchmark([]), "no experiences"),
+        (Benchmark([experience([0, 1], 0), experience([], 0)]), "training experience 1 has no samples"),
         (Benchmark([experience([0, 1], 0)] * 2, [experience([0, 1], 0)]), "2 training and 1 test experiences"),
         (Benchmark([experience([0], 0), experience([1], 0), experience([2], 1)]), r"task labels \[0, 0, 1\]"),
         (Benchmark([Experience(np.zeros((2, 3)), [0, 1], [0, 1])]), r"samples of the tasks \[0, 1\]"),
@@ -488,6 +577,11 @@ def test_augmentation_of_benchmark_needs_a_choice(benchmark: Any) -> None:
         bench.Stream.from_avalanche(augmented)
     assert bench.Stream.from_avalanche(augmented, augment=True).sequence().padding
     assert bench.Stream.from_avalanche(augmented, augment=False).sequence().padding is None
+
+
+def test_name_of_stream_is_a_string(benchmark: Any) -> None:
+    with pytest.raises(UserError, match="name=3: use a string"):
+        bench.Stream.from_avalanche(benchmark, name=3)  # type: ignore[arg-type]
 
 
 def test_task_incremental_benchmark_of_avalanche(benchmark: Any) -> None:

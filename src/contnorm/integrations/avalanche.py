@@ -33,7 +33,8 @@ from contnorm.convert.detect import detect_norm
 from contnorm.convert.selection import Filter
 from contnorm.integrations.extras import missing_extra
 from contnorm.moments.reestimate import Reestimated, Weights, keeps_moments, reestimate
-from contnorm.norm_entry import LayerFactory, NormEntry
+from contnorm.norm_entry import LayerFactory, NormEntry, needs_tags
+from contnorm.registry import resolve_norm
 
 try:
     from avalanche.benchmarks import CLScenario, benchmark_from_datasets, with_classes_timeline, with_task_labels
@@ -43,11 +44,13 @@ try:
         TaskLabels,
         TransformGroups,
     )
+    from avalanche.benchmarks.utils.flat_data import ConstantSequence
     from avalanche.core import SupervisedPlugin
     from avalanche.evaluation import PluginMetric
     from avalanche.evaluation.metric_results import MetricValue
     from avalanche.evaluation.metric_utils import get_metric_name
     from avalanche.models import avalanche_forward
+    from avalanche.models.batch_renorm import BatchRenorm2D
     from avalanche.models.utils import is_multi_task_module
 except ModuleNotFoundError as error:
     raise missing_extra("avalanche", error) from error
@@ -74,7 +77,9 @@ class NormPlugin(SupervisedPlugin):
         **options: Arguments of the new norm, such as ``num_groups=8``.
 
     Raises:
-        ValueError: When training or evaluation starts, if the model can't be converted, or if there is no buffer.
+        ValueError: For norms that Avalanche's loops can't train: those that need tags of the batch (``adab2n``,
+            ``tbbn``, ``bnt``). When training or evaluation starts, if the model can't be converted, if there is no
+            buffer, or for Avalanche's own ``BatchRenorm2D``, whose moments have another form.
 
     Example:
         >>> plugin = NormPlugin("cn", reestimate_from="buffer", num_groups=8)
@@ -92,13 +97,7 @@ class NormPlugin(SupervisedPlugin):
         **options: Any,
     ) -> None:
         super().__init__()
-        if isinstance(reestimate_from, str) and reestimate_from != "buffer":
-            raise ValueError(
-                f"NormPlugin: reestimate_from={reestimate_from!r} is not allowed. Use 'buffer', a plugin or storage "
-                f"policy of Avalanche, or None."
-            )
-        if to is None and options:
-            raise ValueError(f"NormPlugin: {', '.join(options)}: options of a norm need the norm. Give to=, as 'cn'.")
+        _check_arguments(to, reestimate_from, weights, {**options, "only": only, "skip": skip})
         self.to, self.reestimate_from, self.weights = to, reestimate_from, weights
         self.only, self.skip, self.options = only, skip, options
         self._known: WeakSet[nn.Module] = WeakSet()  # norms after the last conversion
@@ -148,6 +147,7 @@ class NormPlugin(SupervisedPlugin):
             self._evaluation_moments = None
 
     def _prepare(self, strategy: Any) -> None:
+        _check_layers(strategy.model, "NormPlugin")
         self._convert(strategy)
         if self.reestimate_from is not None:
             self._policy(strategy)
@@ -175,6 +175,42 @@ class NormPlugin(SupervisedPlugin):
                 f"'buffer', a plugin with a storage_policy, or a storage policy."
             )
         return policy
+
+
+def _check_arguments(to: Any, reestimate_from: Any, weights: Any, options: Mapping[str, Any]) -> None:
+    """Raise for arguments of `NormPlugin` that are wrong in any model."""
+    if isinstance(reestimate_from, str) and reestimate_from != "buffer":
+        raise ValueError(
+            f"NormPlugin: reestimate_from={reestimate_from!r} is not allowed. Use 'buffer', a plugin or storage "
+            f"policy of Avalanche, or None."
+        )
+    if weights is not None and not callable(weights):
+        raise TypeError(
+            f"NormPlugin: weights is a {type(weights).__name__}. Use a function of a batch, because the buffer changes."
+        )
+    if weights is not None and reestimate_from is None:
+        raise ValueError("NormPlugin: weights need moments that are re-estimated. Give reestimate_from=, as 'buffer'.")
+    given = [name for name, value in options.items() if value is not None]
+    if to is None:
+        if given:
+            raise ValueError(f"NormPlugin: {', '.join(given)}: options of a norm need the norm. Give to=, as 'cn'.")
+        return
+    entry = resolve_norm(to, {}, "NormPlugin")[0]
+    if needs_tags(entry):
+        raise ValueError(
+            f"NormPlugin: {entry.name!r} needs tags of the samples of a batch, which Avalanche's training loops do not "
+            f"give. Use another norm, or contnorm.convert_norm if your strategy opens contnorm.batch_tags."
+        )
+
+
+def _check_layers(model: nn.Module, caller: str) -> None:
+    """Raise for layers of Avalanche whose moments can be neither replaced nor converted."""
+    name = next((name for name, module in model.named_modules() if isinstance(module, BatchRenorm2D)), None)
+    if name is not None:
+        raise ValueError(
+            f"{caller}: layer {name!r} is Avalanche's BatchRenorm2D, whose moments have another form. Use a model with "
+            f"batch norm and NormPlugin('brn', total_steps=...)."
+        )
 
 
 def _as_list(choices: Any) -> list[Any]:
@@ -267,10 +303,10 @@ class NormEffect(PluginMetric[float]):
         super().__init__()
         if moments not in ("all", "task"):
             raise ValueError(f"NormEffect: moments={moments!r} is not allowed. Use 'all' or 'task'.")
-        if samples is not None and samples < 2:
-            raise ValueError(f"NormEffect: samples={samples} is too few. Use at least 2, or None for all.")
+        if samples is not None and (not isinstance(samples, int) or samples < 2):
+            raise ValueError(f"NormEffect: samples={samples!r} is not allowed. Use an integer of at least 2, or None.")
         self.moments, self.samples = moments, samples
-        self._data: dict[int, list[Any]] = {}  # training data by experience
+        self._data: dict[int, dict[int, Any]] = {}  # training data by experience, and by part of it in online streams
         self._new: dict[str, tuple[Tensor, Tensor]] | None = None  # moments of all data, in one evaluation
         self.reset()
 
@@ -288,8 +324,12 @@ class NormEffect(PluginMetric[float]):
         return "NormEffect" if self.moments == "all" else "TaskNormEffect"
 
     def before_training_exp(self, strategy: Any) -> None:
-        """Remember the training data of the experience."""
-        self._data.setdefault(_experience_id(strategy.experience), []).append(_sampled(strategy, self.samples))
+        """Remember the training data of the experience, once if it is trained several times."""
+        _check_layers(strategy.model, "NormEffect")
+        # JointTraining trains on all its experiences, and calls this for the first one only.
+        for experience in getattr(strategy, "_experiences", None) or [strategy.experience]:
+            parts = self._data.setdefault(_experience_id(experience), {})
+            parts[int(experience.current_experience)] = _sampled(experience.dataset, self.samples)
 
     def before_eval(self, strategy: Any) -> None:
         """Start a new evaluation."""
@@ -323,8 +363,8 @@ class NormEffect(PluginMetric[float]):
 
     def _moment_data(self, strategy: Any) -> list[Any]:
         if self.moments == "all":
-            return [data for parts in self._data.values() for data in parts]
-        return self._data.get(_experience_id(strategy.experience), [])
+            return [data for parts in self._data.values() for data in parts.values()]
+        return list(self._data.get(_experience_id(strategy.experience), {}).values())
 
     @contextmanager
     def _exact_moments(self, strategy: Any, parts: Sequence[Any]) -> Iterator[None]:
@@ -359,8 +399,7 @@ def _experience_id(experience: Any) -> int:
     return int(getattr(experience, "origin_experience", experience).current_experience)
 
 
-def _sampled(strategy: Any, samples: int | None) -> Any:
-    data = strategy.experience.dataset
+def _sampled(data: Any, samples: int | None) -> Any:
     if samples is None or len(data) <= samples:
         return data
     return data.subset(np.linspace(0, len(data) - 1, samples).astype(int).tolist())
@@ -420,6 +459,7 @@ def to_avalanche(stream: Stream, seed: int = 0) -> CLScenario:
         A benchmark with the streams ``train_stream`` and ``test_stream``.
 
     Raises:
+        TypeError: If ``stream`` is not a `Stream`.
         ValueError: For multi-label and for task-free streams, which Avalanche's benchmarks can't represent.
 
     Example:
@@ -428,6 +468,8 @@ def to_avalanche(stream: Stream, seed: int = 0) -> CLScenario:
         >>> [experience.classes_in_this_experience for experience in benchmark.train_stream]
         [[0, 1], [2, 3]]
     """
+    if not isinstance(stream, Stream):
+        raise TypeError(f"to_avalanche: stream is a {type(stream).__name__}. Use a Stream, as of bench.load_stream.")
     (seed,) = list_seeds([seed])
     sequence = stream.sequence(seed)
     if sequence.multi_label:
@@ -447,6 +489,11 @@ def to_avalanche(stream: Stream, seed: int = 0) -> CLScenario:
     for experience in chain(benchmark.train_stream, benchmark.test_stream):
         # A list, because Avalanche's MultiHeadClassifier uses the classes as an index.
         experience.classes_in_this_experience = sorted(experience.classes_in_this_experience)
+        experience.benchmark = benchmark
+    # ICaRL reads the classes from the benchmark, as those of nc_benchmark have them.
+    classes = [experience.classes_in_this_experience for experience in benchmark.train_stream]
+    benchmark.n_classes_per_exp = [len(each) for each in classes]
+    benchmark.classes_order = list(chain.from_iterable(classes))
     return benchmark
 
 
@@ -457,7 +504,8 @@ def _experience(data: DeviceStream, task: int, test: bool, task_label: int) -> A
     augment = None if padding is None else RandomCropAndFlip(padding, _normalized_zero(data))
     return TaskAwareSupervisedClassificationDataset(
         [TaskDataset(data, task, test)],
-        data_attributes=[DataAttribute(labels, "targets"), TaskLabels([task_label] * len(labels))],
+        # A ConstantSequence, as in Avalanche's own benchmarks: its ICaRL can't join another sequence with its memory.
+        data_attributes=[DataAttribute(labels, "targets"), TaskLabels(ConstantSequence(task_label, len(labels)))],
         transform_groups=TransformGroups({"train": augment, "eval": None}, current_group="eval" if test else "train"),
     )
 

@@ -88,6 +88,8 @@ def _experiences(benchmark: Any, split: str) -> list[Any]:
 def _read(experience: Any, where: str) -> tuple[NDArray[Any], list[Any]]:
     """Return the samples of an experience, with the transforms of evaluation, and their labels."""
     data = _with_transforms(experience.dataset, "eval")
+    if not len(data):
+        raise UserError(f"from_avalanche: {where} has no samples. Leave it out of the benchmark.")
     samples, labels = [], []
     try:
         for i in range(len(data)):

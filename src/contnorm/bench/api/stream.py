@@ -472,8 +472,8 @@ def _stacked(dataset: Any, what: str) -> tuple[np.ndarray, list[Any]]:
 
 
 def _checked_name(name: str) -> str:
-    if not name or not name.isprintable() or "@" in name:
-        raise UserError(f"name={name!r}: use printable characters without '@'.")
+    if not isinstance(name, str) or not name or not name.isprintable() or "@" in name:
+        raise UserError(f"name={name!r}: use a string of printable characters without '@'.")
     return name
 
 
