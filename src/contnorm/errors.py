@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 
-__all__ = ["UserCodeError", "UserError", "unknown", "usable"]
+__all__ = ["UserCodeError", "UserError", "check_count", "unknown", "usable"]
 
 
 class UserError(Exception):
@@ -20,6 +21,19 @@ class UserCodeError(UserError):
     The message names the code and the exception, which is the ``__cause__``. Repeating the run with the same code
     would fail again, so the run is not retried.
     """
+
+
+def check_count(value: object, name: str) -> int:
+    """Return an argument that is a whole number from 1 on; booleans are rejected.
+
+    Example:
+        >>> check_count(0, "lanes")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: lanes=0: use a whole number, 1 or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise UserError(f"{name}={value!r}: use a whole number, 1 or more.")
+    return int(value)
 
 
 def unknown(what: str, name: str, known: Iterable[str], suggestions: Sequence[str] | None = None) -> UserError:

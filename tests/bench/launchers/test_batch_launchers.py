@@ -6,15 +6,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from contnorm import bench
+from contnorm.bench.engine.job import RunEnvironment
+from contnorm.bench.engine.work import UnitWork
 from contnorm.bench.launchers.base import Launcher
 from contnorm.bench.launchers.registry import create_launcher
 from contnorm.errors import UserError
@@ -149,3 +152,47 @@ def test_debug_cluster_executes_in_this_process(stream: bench.Stream, tmp_path: 
 def test_unknown_option_of_a_launcher() -> None:
     with pytest.raises(UserError, match=r"option of launcher joblib.*'jobs'.*n_jobs"):
         create_launcher("joblib", {"jobs": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("joblib", {"n_jobs": "two"}, r"n_jobs='two'"),
+        ("joblib", {"n_jobs": 0}, r"n_jobs=0"),
+        ("joblib", {"backend": "nope"}, r"backend='nope'.*loky"),
+        ("joblib", {"backend": "multiprocessing"}, r"backend='multiprocessing'.*does not support"),
+        ("submitit", {"most_jobs": 0}, r"most_jobs=0"),
+        ("submitit", {"most_jobs": "x"}, r"most_jobs='x'"),
+        ("submitit", {"timeout_min": "x"}, r"submitit: .*timeout_min"),
+        ("submitit", {"parameters": "x"}, r"parameters='x'"),
+        ("submitit", {"parameters": {"no_such_parameter": 1}}, r"submitit: .*no_such_parameter"),
+        ("submitit", {"cluster": "foo"}, r"submitit: .*foo"),
+        ("submitit", {}, ""),
+    ],
+)
+def test_options_are_checked_before_anything_is_written(
+    name: str, options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if message:
+        with pytest.raises(UserError, match=message):
+            create_launcher(name, options)
+    else:
+        create_launcher(name, options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_joblib_has_one_process_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lanes of a GPU are the runs of one process."""
+    launcher = create_launcher("joblib")
+    counts: list[int] = []
+
+    def parallel(n_jobs: int) -> Callable[[Any], Iterator[Any]]:
+        counts.append(n_jobs)
+        return lambda calls: iter(())
+
+    monkeypatch.setattr(launcher, "_parallel", parallel)
+    for device in ("cpu", "cuda"):
+        work = UnitWork(RunEnvironment(None, Path("data"), torch.device(device), lanes=8))
+        assert not list(launcher.launch(work, [], lambda: False))
+    assert counts == [8, 1]

@@ -59,6 +59,19 @@ def test_device_index_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         find_device("cuda:1")
 
 
+@pytest.mark.parametrize("device", [0, "", False])
+def test_device_that_is_no_name_is_not_the_cpu(device: Any) -> None:
+    with pytest.raises(UserError, match=r"device=.*use cpu, cuda"):
+        environment(RunOptions(device))
+
+
+@pytest.mark.parametrize("value", ["2", 1.5, True, 0])
+@pytest.mark.parametrize("name", ["lanes", "threads"])
+def test_lanes_and_threads_are_whole_numbers(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"{name}={value!r}: use a whole number, 1 or more"):
+        environment(RunOptions(**{name: value}))
+
+
 @pytest.mark.usefixtures("four_gpus")
 @pytest.mark.parametrize(
     ("devices", "expected"),
@@ -69,7 +82,7 @@ def test_list_of_devices(devices: Any, expected: tuple[int, ...]) -> None:
 
 
 @pytest.mark.usefixtures("four_gpus")
-@pytest.mark.parametrize("devices", ["", "0,0", [], [True], [-1], ["a"], "0;1", [0.5], "-1"])
+@pytest.mark.parametrize("devices", ["", "0,0", [], [True], [-1], ["a"], "0;1", [0.5], "-1", 1.5, object()])
 def test_invalid_list_of_devices(devices: Any) -> None:
     with pytest.raises(UserError, match=r"different indices of GPUs, such as 0,1, or all"):
         list_devices(devices)

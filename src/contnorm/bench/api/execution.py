@@ -32,7 +32,7 @@ from contnorm.bench.launchers.registry import create_launcher
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
 from contnorm.bench.user_code import code_files, only_trusted, python_objects
-from contnorm.errors import UserError
+from contnorm.errors import UserError, check_count
 
 __all__ = [
     "RunInterrupted",
@@ -113,15 +113,11 @@ def run_environment(runs: Path | None, options: RunOptions, root: Path | None) -
 
 def environment_with_data(runs: Path | None, options: RunOptions, root: Path) -> RunEnvironment:
     """Return the environment that runs are executed in, with a folder of data sets that was checked before."""
-    threads = 1 if options.threads is None else options.threads
-    if threads < 1:
-        raise UserError(f"threads={threads}: use 1 or more.")
+    threads = 1 if options.threads is None else check_count(options.threads, "threads")
+    lanes = None if options.lanes is None else check_count(options.lanes, "lanes")
     device, launcher = _find_place(options)
-    lanes = options.lanes
     if lanes is None:
         lanes = 8 if device.type == "cuda" else max(1, cores() // threads)
-    if lanes < 1:
-        raise UserError(f"lanes={lanes}: use 1 or more.")
     return RunEnvironment(
         runs,
         root,
@@ -143,7 +139,9 @@ def _find_place(options: RunOptions) -> tuple[torch.device, Launcher | None]:
             raise UserError(f"devices={options.devices!r}: are GPUs of this machine. Use them without a launcher.")
         devices = list_devices(options.devices)
     if not devices:
-        return find_device(options.device or "cpu", launcher is not None and launcher.remote), launcher
+        return find_device(
+            "cpu" if options.device is None else options.device, launcher is not None and launcher.remote
+        ), launcher
     if options.device not in (None, "cpu", "cuda"):  # the CPU is the default of commands
         raise UserError(f"devices={options.devices!r} and device={options.device!r}: use one of them.")
     if len(devices) == 1:
@@ -160,7 +158,10 @@ def find_launcher(launcher: str | Launcher | None) -> Launcher | None:
     """
     found = create_launcher(launcher) if isinstance(launcher, str) else launcher
     if not isinstance(found, Launcher | None):
-        raise UserError(f"launcher={launcher!r}: use a name of `contnorm ls launchers`, or a launcher.")
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"of class {type(found).__name__}"
+        raise UserError(
+            f"launcher is {kind}: use a name of `contnorm ls launchers`, or an object of a subclass of bench.Launcher."
+        )
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.data_check import DataCheck
-from contnorm.bench.engine.events import Stopped
+from contnorm.bench.engine.events import Failed, Finished, Stopped
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.job_events import Event, Waiting
 from contnorm.bench.engine.process_pool import can_start_workers, pickle_objects
@@ -153,7 +153,14 @@ def _execute(
     if environment.runs is not None:
         write_notes([(job, RunDir.of(job, environment.store)) for job in jobs], environment, sources)
     work.fingerprints = {name: source.fingerprint for name, source in sources.items()}
-    yield from launcher.launch(work, plan_units(jobs, environment, workers), stop)
+    ended = set()
+    for event in launcher.launch(work, plan_units(jobs, environment, workers), stop):
+        if isinstance(event.what, Finished | Stopped | Failed | Waiting | str):
+            ended.add(event.job)
+        yield event
+    if len(ended) < len(jobs) and not stop():
+        name = type(launcher).__name__
+        raise UserError(f"launcher {name}: returned without the end of {len(jobs) - len(ended)} of {len(jobs)} runs.")
 
 
 def _check_settings(

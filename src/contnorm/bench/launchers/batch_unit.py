@@ -109,7 +109,7 @@ def _without_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_file(folder: Path, name: str, stop: Callable[[], bool]) -> Iterator[Path]:
-    """Create a file in a folder when ``stop`` returns True, or when the block ends by an exception.
+    """Create a file in a folder when ``stop`` returns True.
 
     The file is removed at the end, so the block must wait for the workers.
     """

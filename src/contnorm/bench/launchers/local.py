@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -74,7 +74,9 @@ def list_devices(devices: Sequence[int] | str | int) -> tuple[int, ...]:
     if devices == "all":
         indices: list[int | str] = list(range(there))
     else:
-        parts = devices.split(",") if isinstance(devices, str) else [devices] if isinstance(devices, int) else devices
+        parts = (
+            devices.split(",") if isinstance(devices, str) else devices if isinstance(devices, Iterable) else [devices]
+        )
         indices = [int(part) if isinstance(part, str) and part.strip().isdecimal() else part for part in parts]
     valid = [index for index in indices if isinstance(index, int) and not isinstance(index, bool) and index >= 0]
     if len(valid) < len(indices) or len(set(valid)) < len(valid) or not (valid or devices == "all"):

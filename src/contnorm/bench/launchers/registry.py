@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from typing import Any
 
 from contnorm.errors import UserError, unknown
@@ -57,7 +58,7 @@ def launchers() -> dict[str, LauncherSpec]:
 
 def _installed(entry: EntryPoint) -> LauncherSpec:
     origin = Origin(entry.module) if entry.dist is None else Origin(entry.dist.name, entry.dist.version)
-    return LauncherSpec(entry.value.replace(" ", ""), f"class {entry.attr} of {entry.module}", origin)
+    return LauncherSpec(f"{entry.module}:{entry.attr}", f"class {entry.attr} of {entry.module}", origin)
 
 
 def create_launcher(name: str, options: Mapping[str, Any] | None = None) -> Any:
@@ -80,14 +81,19 @@ def create_launcher(name: str, options: Mapping[str, Any] | None = None) -> Any:
         raise unknown("launcher", name, known)
     module, _, attribute = known[name].target.partition(":")
     try:
-        kind = getattr(importlib.import_module(module), attribute)
-        parameters = inspect.signature(kind).parameters
-        for option in options or {}:
-            if option not in parameters:
-                raise unknown(f"option of launcher {name}:", option, parameters)
+        kind = attrgetter(attribute)(importlib.import_module(module))
+        _check_options(name, options or {}, inspect.signature(kind).parameters)
         return kind(**(options or {}))
     except UserError:
         raise
     except Exception as error:  # code of another package raises errors of any type
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"launcher {name!r} of {known[name].origin}: can't be created ({reason}).") from error
+
+
+def _check_options(name: str, options: Iterable[str], parameters: Mapping[str, inspect.Parameter]) -> None:
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return  # the class checks them
+    for option in options:
+        if option not in parameters:
+            raise unknown(f"option of launcher {name}:", option, parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from contnorm.bench.engine.work import UnitWork
 from contnorm.bench.launchers.base import Launcher
 from contnorm.bench.launchers.batch_unit import BatchUnit, UnitResult, stop_file
 from contnorm.bench.loggers.registry import import_library
+from contnorm.errors import UserError, check_count
 
 __all__ = ["SubmititLauncher"]
 
@@ -46,12 +48,25 @@ class SubmititLauncher(Launcher):
         most_jobs: int = 8,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        submitit = import_library("submitit", "submitit")
-        self.folder, self._most_jobs = Path(folder).absolute(), most_jobs
-        self._executor = submitit.AutoExecutor(self.folder, cluster=cluster)
+        self._submitit = import_library("submitit", "submitit")
+        self.folder, self._cluster = Path(folder).expanduser().absolute(), cluster
+        self._most_jobs = check_count(most_jobs, "most_jobs")
         own = {"timeout_min": timeout_min, "slurm_array_parallelism": most_jobs, "name": "contnorm"}
         own |= {"slurm_partition": partition} if partition is not None else {}
-        self._executor.update_parameters(**{**own, **(parameters or {})})
+        if not isinstance(parameters, Mapping | None):
+            raise UserError(f"parameters={parameters!r}: use a dictionary, in Python.")
+        self._parameters: dict[str, Any] = {**own, **(parameters or {})}
+        with tempfile.TemporaryDirectory() as elsewhere:  # checks them; nothing is written to the folder before launch
+            try:
+                self._executor(Path(elsewhere))
+            except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:  # of submitit
+                reason = " ".join(str(error).split())
+                raise UserError(f"launcher submitit: an option is not valid ({reason.removesuffix('.')}).") from error
+
+    def _executor(self, folder: Path) -> Any:
+        executor = self._submitit.AutoExecutor(folder, cluster=self._cluster)
+        executor.update_parameters(**self._parameters)
+        return executor
 
     def workers(self) -> int | None:
         """Return the largest number of jobs that run at a time."""
@@ -60,12 +75,13 @@ class SubmititLauncher(Launcher):
     def launch(self, work: UnitWork, units: Sequence[Unit], stop: Callable[[], bool]) -> Iterator[Event]:
         """Submit units as one array of jobs, then wait for them; after a request to stop, those that run save."""
         gpus, threads = int(work.environment.device.type == "cuda"), work.environment.threads
-        self._executor.update_parameters(gpus_per_node=gpus, cpus_per_task=threads)
         self.folder.mkdir(parents=True, exist_ok=True)
+        executor = self._executor(self.folder)
+        executor.update_parameters(gpus_per_node=gpus, cpus_per_task=threads)
         with stop_file(self.folder, f"stop-{secrets.token_hex(8)}", stop) as file:
             calls = [_RequeuedUnit(call.payload, call.unit, call.stop) for call in BatchUnit.of(work, [*units], file)]
-            with self._executor.batch():
-                jobs = [self._executor.submit(call) for call in calls]
+            with executor.batch():
+                jobs = [executor.submit(call) for call in calls]
             waiting = dict(zip(jobs, units, strict=True))
             try:
                 while waiting:
