@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -122,3 +124,43 @@ def test_run_that_another_process_discards_is_run_again(stream: bench.Stream, tm
     both = bench.run(stream, norm="bn", seeds=2, lanes=1, runs=tmp_path, on_task_done=discard)
     assert list(both.seeds) == [0, 1]
     np.testing.assert_array_equal(both.accuracy[0], first.accuracy[0])
+
+
+def test_exit_in_the_callback_saves_the_runs_first(stream: bench.Stream, tmp_path: Path) -> None:
+    def leave(event: bench.TaskDone) -> None:
+        sys.exit(3)
+
+    with pytest.raises(SystemExit, match="3"):
+        bench.run(stream, norm="bn", lanes=1, runs=tmp_path, on_task_done=leave)
+    (stopped,) = bench.clean(tmp_path).stopped
+    assert stopped.run is not None and stopped.run.step, "the first task is in a checkpoint"
+    again = bench.run(stream, norm="bn", lanes=1, runs=tmp_path)
+    np.testing.assert_array_equal(again.accuracy, bench.run(stream, norm="bn").accuracy)
+
+
+def test_signal_in_a_run_of_the_callback_saves_both(stream: bench.Stream, tmp_path: Path) -> None:
+    def inner(event: bench.TaskDone) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    def outer(event: bench.TaskDone) -> None:
+        bench.run(stream, norm="gn", lanes=1, runs=tmp_path, on_task_done=inner)
+
+    with pytest.raises(KeyboardInterrupt, match="stopped after saving"):
+        bench.run(stream, norm="bn", lanes=1, runs=tmp_path, on_task_done=outer)
+    assert [leftover.run.step > 0 for leftover in bench.clean(tmp_path).stopped if leftover.run] == [True, True]
+
+
+def test_callback_can_run_other_settings_but_not_the_run_that_it_follows(stream: bench.Stream, tmp_path: Path) -> None:
+    nested: list[bench.Result] = []
+
+    def other(event: bench.TaskDone) -> None:
+        nested.append(bench.run(stream, norm="gn", lanes=1, runs=tmp_path))
+
+    def same(event: bench.TaskDone) -> None:
+        bench.run(stream, norm="bn", seeds=2, lanes=1, runs=tmp_path)
+
+    with pytest.raises(bench.UserError, match=r"on_task_done: started run [0-9a-f]{12}, seed 0, which the call"):
+        bench.run(stream, norm="bn", seeds=2, lanes=1, runs=tmp_path, on_task_done=same)
+    outer = bench.run(stream, norm="bn", seeds=2, lanes=1, runs=tmp_path, on_task_done=other)
+    np.testing.assert_array_equal(outer.accuracy, bench.run(stream, norm="bn", seeds=2, lanes=1).accuracy)
+    np.testing.assert_array_equal(nested[-1].accuracy, bench.run(stream, norm="gn").accuracy)

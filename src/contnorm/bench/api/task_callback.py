@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from contnorm.bench.api.run_logs import restored_random_state
-from contnorm.bench.engine.events import Started, TaskDone
+from contnorm.bench.engine.events import Failed, Finished, Started, Stopped, TaskDone
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.scheduler import Event
 from contnorm.bench.leftovers import discard
@@ -19,6 +20,8 @@ from contnorm.errors import UserError
 __all__ = ["OnTaskDone", "StopRun", "TaskCallback"]
 
 OnTaskDone = Callable[[TaskDone], object]
+
+_calls = threading.local()  # ``open``: the callbacks that this thread is in, from the outside to the inside
 
 
 class StopRun(Exception):  # noqa: N818 - a request, as StopIteration is
@@ -72,8 +75,10 @@ class TaskCallback:
         self._seeds: dict[str, tuple[int, ...]] = {}
         for job in jobs if call is not None else ():  # hashing is not free
             self._seeds[job.config.hash] = (*self._seeds.get(job.config.hash, ()), job.seed)
-        self._jobs, self._started = list(jobs), set[Job]()
-        self.error: Exception | None = None
+        self._jobs, self._started, self._running = list(jobs), set[Job](), set[Job]()
+        self.error: BaseException | None = None
+        for outer in getattr(_calls, "open", ()):
+            outer._check_nested(jobs, environment)
 
     def __bool__(self) -> bool:
         return self.error is not None
@@ -84,6 +89,9 @@ class TaskCallback:
             return
         if isinstance(event.what, Started):
             self._started.add(event.job)
+            self._running.add(event.job)
+        elif isinstance(event.what, Finished | Stopped | Failed):
+            self._running.discard(event.job)
         elif isinstance(event.what, TaskDone):
             self._notify([event.what])
         elif event.what == "recorded":
@@ -96,10 +104,34 @@ class TaskCallback:
             if self.error is not None:
                 return
             try:
-                with restored_random_state():
+                with restored_random_state(), self._as_open():
                     self._call(replace(event, seeds=self._seeds[event.hash]))
-            except Exception as error:  # of any type: it is raised when the runs are saved
+            except BaseException as error:  # of any type: it is raised when the runs are saved
+                if type(error) in (KeyboardInterrupt, GeneratorExit):  # such as the second Ctrl-C: end at once
+                    raise
                 self.error = error
+
+    @contextmanager
+    def _as_open(self) -> Iterator[None]:
+        """Make the call known to runs that the function starts."""
+        before: tuple[TaskCallback, ...] = getattr(_calls, "open", ())
+        _calls.open = (*before, self)
+        try:
+            yield
+        finally:
+            _calls.open = before
+
+    def _check_nested(self, jobs: Sequence[Job], environment: RunEnvironment) -> None:
+        """Reject runs that the function starts and that this call executes: each would wait for the other."""
+        ours, theirs = self._environment.runs, environment.runs
+        if ours is None or theirs is None or ours.resolve() != theirs.resolve():
+            return
+        for job in self._running.intersection(jobs):
+            if not self._environment.store.has(job.config, job.seed):
+                raise UserError(
+                    f"on_task_done: started run {job.config.hash}, seed {job.seed}, which the call that it follows is "
+                    f"executing. Use other settings, or another folder for runs."
+                )
 
     def raise_error(self) -> None:
         """Raise the exception of the function, if there is one; if it says so, after discarding the runs."""
