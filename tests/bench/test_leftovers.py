@@ -221,3 +221,8 @@ def test_discard_of_settings_that_are_no_hash(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"settings='\.\.'.*hash"):
         discard(tmp_path, "..")
     assert not discard(tmp_path, CONFIG).removed
+
+
+def test_discard_takes_a_list_of_seeds(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"seeds=0: use a list of seeds"):
+        discard(tmp_path, CONFIG, seeds=0)  # type: ignore[arg-type]

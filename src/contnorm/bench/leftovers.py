@@ -159,7 +159,7 @@ def discard(
         The runs, with the paths that were removed in ``removed``.
 
     Raises:
-        UserError: If ``settings`` is not a hash.
+        UserError: If ``settings`` is not a hash, or ``seeds`` is not a list.
 
     Example:
         >>> import tempfile
@@ -171,6 +171,8 @@ def discard(
     folder_name = settings.hash if isinstance(settings, RunConfig) else settings
     if not isinstance(folder_name, str) or not is_hash(folder_name):
         raise UserError(f"settings={settings!r}: use a RunConfig, or the hash of settings, such as '75cc28cb778a'.")
+    if not isinstance(seeds, Iterable | None):
+        raise UserError(f"seeds={seeds!r}: use a list of seeds, such as [0], or None for all.")
     folder, leftovers = Path(runs).expanduser() / folder_name, Leftovers()
     wanted = None if seeds is None else {str(seed) for seed in seeds}
     paths = sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
