@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from contnorm import bench
+from contnorm.bench.engine.job_events import Event
 from contnorm.bench.signals import StopSignals
 
 SCRIPT = """
@@ -114,3 +116,16 @@ def test_threads_give_the_results_of_one_thread(stream: bench.Stream, tmp_path: 
     for norm, result in zip(norms, results, strict=True):
         np.testing.assert_array_equal(result.accuracy, bench.run(stream, norm=norm, seeds=2, lanes=1).accuracy)
     assert not bench.clean(tmp_path).stopped and not bench.clean(tmp_path).removable
+
+
+def test_signal_before_the_first_run_does_not_advise_to_resume(
+    stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def execute(*arguments: object, **options: object) -> Iterator[Event]:
+        signal.raise_signal(signal.SIGINT)  # as while data is read
+        yield from ()
+
+    monkeypatch.setattr("contnorm.bench.api.execution.execute", execute)
+    with pytest.raises(bench.RunInterrupted, match=r"^stopped\. Run it again to continue\.$"):
+        bench.run(stream, norm="bn", lanes=1, runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()

@@ -24,7 +24,7 @@ from contnorm.bench.data.progress import cores, load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.run_dir import StoppedRun, stopped_runs
+from contnorm.bench.engine.run_dir import RunDir, StoppedRun, stopped_runs
 from contnorm.bench.engine.scheduler import execute
 from contnorm.bench.launchers.base import Launcher
 from contnorm.bench.launchers.local import LocalLauncher, list_devices
@@ -251,7 +251,15 @@ def run_jobs(
     if progress.failures:
         raise UserError(join_sentences(sorted(progress.failures)))
     if signals and progress.waiting:
-        raise _interrupted(f"{messages.saved} {messages.hint}", signals.received[0], console)
+        message = f"{messages.saved} {messages.hint}" if _are_noted(progress.waiting, environment) else messages.unsaved
+        raise _interrupted(message, signals.received[0], console)
+
+
+def _are_noted(jobs: Iterable[Job], environment: RunEnvironment) -> bool:
+    """Whether `resume` would find some of the runs."""
+    if environment.runs is None:
+        return False
+    return any(RunDir.of(job, environment.store).note.is_file() for job in jobs)
 
 
 def _interrupted(message: str, number: int, console: Console | None) -> RunInterrupted:
@@ -276,6 +284,11 @@ class _StopMessages:
     at_once: str
     hint: str
     again: str
+
+    @property
+    def unsaved(self) -> str:
+        """After the first signal, when no run had been started."""
+        return f"stopped. {self.again}"
 
     @classmethod
     def of(cls, jobs: Sequence[Job], environment: RunEnvironment, hint: str | None, log_options: str) -> _StopMessages:
