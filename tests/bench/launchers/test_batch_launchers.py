@@ -173,6 +173,7 @@ def test_unknown_option_of_a_launcher() -> None:
 def test_options_are_checked_before_anything_is_written(
     name: str, options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
     if message:
         with pytest.raises(UserError, match=message):
@@ -182,6 +183,7 @@ def test_options_are_checked_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+@NEEDS_JOBLIB
 def test_joblib_has_one_process_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lanes of a GPU are the runs of one process."""
     launcher = create_launcher("joblib")

@@ -154,7 +154,7 @@ def test_missing_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_something_else_is_no_launcher() -> None:
     wrong: Any = 3
-    with pytest.raises(UserError, match="launcher=3: use a name"):
+    with pytest.raises(UserError, match="launcher is of class int: use a name"):
         bench.run(bench.load_stream(**STREAM), launcher=wrong)
 
 
