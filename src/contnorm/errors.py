@@ -29,10 +29,10 @@ def check_count(value: object, name: str) -> int:
     Example:
         >>> check_count(0, "lanes")
         Traceback (most recent call last):
-        contnorm.errors.UserError: lanes=0: use a whole number, 1 or more.
+        contnorm.errors.UserError: lanes=0: use 1 or more, a whole number.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise UserError(f"{name}={value!r}: use a whole number, 1 or more.")
+        raise UserError(f"{name}={value!r}: use 1 or more, a whole number.")
     return int(value)
 
 

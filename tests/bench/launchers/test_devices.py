@@ -68,7 +68,7 @@ def test_device_that_is_no_name_is_not_the_cpu(device: Any) -> None:
 @pytest.mark.parametrize("value", ["2", 1.5, True, 0])
 @pytest.mark.parametrize("name", ["lanes", "threads"])
 def test_lanes_and_threads_are_whole_numbers(name: str, value: Any) -> None:
-    with pytest.raises(UserError, match=rf"{name}={value!r}: use a whole number, 1 or more"):
+    with pytest.raises(UserError, match=rf"{name}={value!r}: use 1 or more, a whole number"):
         environment(RunOptions(**{name: value}))
 
 

@@ -428,7 +428,7 @@ def _group_stopped(
     for run in stopped:
         threads = run.threads if options.threads is None else options.threads
         missing = run.allow_missing or options.allow_missing
-        key = (run.runs, device_option or run.device, threads, run.keep_weights, missing)
+        key = (run.runs, run.device if device_option is None else device_option, threads, run.keep_weights, missing)
         groups.setdefault(key, []).append(run.job)
     launcher = find_launcher(options.launcher)
     remote = launcher is not None and launcher.remote
