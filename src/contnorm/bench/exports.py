@@ -18,10 +18,10 @@ from typing import Any
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.loggers import LOGGERS, LoggedRun, Logger, create_logger, default_log_folder
 from contnorm.bench.loggers.metric_names import score_metrics, system_metrics, task_metrics
-from contnorm.bench.loggers.registry import import_library
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.metrics.multilabel import LabelMatrix
 from contnorm.bench.metrics.task_scores import rows_of
+from contnorm.bench.optional_libraries import import_library
 from contnorm.bench.record import seal_of
 from contnorm.bench.records import DivergedRun, Record
 from contnorm.bench.runs import Runs, load_runs

@@ -27,7 +27,7 @@ from contnorm.bench.engine.work import UnitWork
 from contnorm.bench.launchers.base import Launcher
 from contnorm.bench.launchers.ray_driver import RayDriver, RayOptions, describe_cause
 from contnorm.bench.launchers.run_files import CheckpointUrl
-from contnorm.bench.loggers.registry import import_library
+from contnorm.bench.optional_libraries import import_library
 from contnorm.errors import UserError
 
 __all__ = ["RayLauncher"]

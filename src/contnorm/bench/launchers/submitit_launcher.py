@@ -15,7 +15,7 @@ from contnorm.bench.engine.units import Unit
 from contnorm.bench.engine.work import UnitWork
 from contnorm.bench.launchers.base import Launcher
 from contnorm.bench.launchers.batch_unit import BatchUnit, UnitResult, stop_file
-from contnorm.bench.loggers.registry import import_library
+from contnorm.bench.optional_libraries import import_library
 from contnorm.errors import UserError, check_count
 
 __all__ = ["SubmititLauncher"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from contnorm.bench.config.schema import flatten_settings
 from contnorm.bench.loggers.base import LoggedRun, Logger
-from contnorm.bench.loggers.registry import import_library
+from contnorm.bench.optional_libraries import import_library
 
 __all__ = ["MLflowLogger"]
 

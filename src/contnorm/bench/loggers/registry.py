@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from contnorm.bench.loggers.base import Logger
 from contnorm.errors import UserError, unknown
 
-__all__ = ["LOGGERS", "LoggerSpec", "create_logger", "default_log_folder", "import_library"]
+__all__ = ["LOGGERS", "LoggerSpec", "create_logger", "default_log_folder"]
 
 
 @dataclass(frozen=True)
@@ -74,22 +73,3 @@ def default_log_folder(runs: Path | None) -> Path:
     """
     runs = Path("runs") if runs is None else runs
     return runs.with_name(f"{runs.resolve().name if runs.name in ('', '..') else runs.name}-logs")
-
-
-def import_library(module: str, extra: str) -> Any:
-    """Import a module of an optional library.
-
-    Args:
-        module: Name of the module.
-        extra: The optional dependency of this package that installs it.
-
-    Example:
-        >>> import_library("no_such_library", "wandb")
-        Traceback (most recent call last):
-        contnorm.errors.UserError: wandb: needs no_such_library. Install it with: pip install "contnorm[wandb]"
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        missing = (error.name or module).partition(".")[0]
-        raise UserError(f'{extra}: needs {missing}. Install it with: pip install "contnorm[{extra}]"') from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from contnorm.bench.loggers.base import LoggedRun, Logger
 from contnorm.bench.loggers.log_state import LogState
-from contnorm.bench.loggers.registry import import_library
+from contnorm.bench.optional_libraries import import_library
 
 __all__ = ["TensorBoardLogger"]
 
