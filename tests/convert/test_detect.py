@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 import contnorm as cn
-from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, compare_with_norm, detect_norm
+from contnorm.convert.detect import detect_norm
+from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
+from contnorm.convert.norm_comparison import compare_with_norm
 from tests.models import BatchNormAct2d, FrozenBatchNorm2d, ScaledBatchNorm2d
 
 

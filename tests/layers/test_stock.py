@@ -11,7 +11,8 @@ from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models.build import build_model
-from contnorm.convert.detect import DetectedNorm, detect_norm
+from contnorm.convert.detect import detect_norm
+from contnorm.convert.detected import DetectedNorm
 from contnorm.errors import UserError
 from contnorm.layers.stock import STOCK_NORMS, StockGroupNorm
 from contnorm.layers.switchable import SwitchNorm2d

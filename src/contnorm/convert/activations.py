@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from contnorm.convert.detect import DetectedNorm
+from contnorm.convert.detected import DetectedNorm
 from contnorm.convert.neighbours import ACTIVATIONS, NeighbourMap, Neighbours
 from contnorm.layers.activation import AbsorbedActivation, ActivationNorm
 

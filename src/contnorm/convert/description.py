@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, detect_norm, holds_moments
+from contnorm.convert.detect import detect_norm, holds_moments
+from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
 from contnorm.convert.selection import floating_tensors
 from contnorm.layers.activation import AbsorbedActivation, ActivationNorm
 from contnorm.layers.base import NormLayer

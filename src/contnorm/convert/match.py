@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from contnorm.convert.description import ModelTree, NormInModel, class_name, describe_layer, describe_model
-from contnorm.convert.detect import DetectedNorm, detect_norm
+from contnorm.convert.detect import detect_norm
+from contnorm.convert.detected import DetectedNorm
 from contnorm.convert.neighbours import ACTIVATIONS
 from contnorm.convert.replacement import build_layer, placement, swap_modules, transfer_state
 from contnorm.convert.selection import NormToReplace, hook_refusal, unreplaceable_modules

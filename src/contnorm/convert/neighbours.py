@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from contnorm.convert.detect import random_state_restored
+from contnorm.convert.norm_comparison import random_state_restored
 from contnorm.layers.activation import AbsorbedActivation, observe_normed_relu
 from contnorm.moments.freeze import evaluation_mode
 from contnorm.norm_entry import Dim

@@ -12,7 +12,8 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 
 from torch import Tensor, nn
 
-from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, detect_norm, drop_and_act
+from contnorm.convert.detect import detect_norm, drop_and_act
+from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
 from contnorm.moments.freeze import FREEZING_HOOKS
 from contnorm.norm_entry import Dim
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 from contnorm.checks import check_model
-from contnorm.convert.detect import DetectedNorm
+from contnorm.convert.detected import DetectedNorm
 from contnorm.convert.neighbours import input_dims
 from contnorm.convert.replacement import build_layer, placement, swap_modules, transfer_state
 from contnorm.convert.selection import Filter, NormToReplace, dim_of_convolutions, layer_named_in_errors, select_layers

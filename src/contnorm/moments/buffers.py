@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, detect_norm, holds_moments
+from contnorm.convert.detect import detect_norm, holds_moments
+from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
 from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.layers.base import MomentNorm
 from contnorm.moments.freeze import is_frozen

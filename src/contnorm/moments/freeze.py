@@ -18,7 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from contnorm.checks import check_model
-from contnorm.convert.detect import DetectedNorm, detect_norm, holds_moments
+from contnorm.convert.detect import detect_norm, holds_moments
+from contnorm.convert.detected import DetectedNorm
 from contnorm.layers.base import MomentNorm
 
 __all__ = ["FREEZING_HOOKS", "evaluation_mode", "freeze_stats", "frozen_stats", "is_frozen", "released_stats"]

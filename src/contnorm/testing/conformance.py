@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from contnorm.convert.detect import random_state_restored
+from contnorm.convert.norm_comparison import random_state_restored
 from contnorm.norm_entry import DIMS, Dim, LayerFactory, NormEntry, describe_norm
 from contnorm.registry import find_norm
 from contnorm.testing import (

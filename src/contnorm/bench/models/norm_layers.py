@@ -16,7 +16,8 @@ from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.bench.user_code import is_user_code, python_object
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
-from contnorm.convert.detect import DetectedNorm, detect_norm
+from contnorm.convert.detect import detect_norm
+from contnorm.convert.detected import DetectedNorm
 from contnorm.errors import UserError
 from contnorm.layers.stock import stock_norm
 from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, norm_class
