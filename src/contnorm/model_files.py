@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch import Tensor, nn
 
@@ -22,7 +22,7 @@ from contnorm.convert.match import format_problems, other_norms
 from contnorm.convert.spec_format import check_spec
 from contnorm.model_norms import norm_spec, norms_applied
 
-__all__ = ["differences_from_file", "file_metadata", "load_model", "save_model"]
+__all__ = ["differences_from_file", "file_metadata", "load_model", "save_model", "sort_metadata"]
 
 _SPEC = "contnorm.norm_spec"
 _VERSION = "contnorm.version"
@@ -68,6 +68,8 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
         )
     with draft_of(Path(path)) as draft:
         safetensors.save_model(model, str(draft), metadata=file_metadata(model))
+        with draft.open("r+b") as file:
+            sort_metadata(file)
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
@@ -121,6 +123,28 @@ def file_metadata(model: nn.Module) -> dict[str, str]:
         ['contnorm.norm_spec', 'contnorm.version', 'format']
     """
     return {"format": "pt", _VERSION: __version__, _SPEC: json.dumps(norm_spec(model))}
+
+
+def sort_metadata(file: BinaryIO) -> None:
+    """Sort the metadata of a safetensors file in place, so that equal models give equal bytes.
+
+    safetensors writes the metadata in an order that differs between calls. The header keeps its length: eight bytes
+    with the length, then JSON, padded with spaces.
+
+    Example:
+        >>> import io, torch, safetensors.torch
+        >>> file = io.BytesIO(safetensors.torch.save({"weight": torch.ones(2)}, {"b": "1", "a": "2", "c": "3"}))
+        >>> sort_metadata(file)
+        >>> file.getvalue()[8:].startswith(b'{"__metadata__":{"a":"2","b":"1","c":"3"},"weight":')
+        True
+    """
+    file.seek(0)
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    file.seek(8)
+    file.write(content.ljust(size))
 
 
 def differences_from_file(model: nn.Module, path: Path) -> str:

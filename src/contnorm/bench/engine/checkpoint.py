@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import errno
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.streams.image_store import copying_stream
 from contnorm.errors import UserError
-from contnorm.model_files import differences_from_file, file_metadata
+from contnorm.model_files import differences_from_file, file_metadata, sort_metadata
 
 __all__ = [
     "DTYPES",
@@ -403,7 +404,9 @@ def save_weights(model: nn.Module, record: Path) -> None:
 def pack_weights(model: nn.Module) -> bytes:
     """Return the parameters and buffers of a network as the content of a safetensors file, with its norm spec."""
     tensors = {name: t.detach().cpu().clone().contiguous() for name, t in model.state_dict().items()}
-    return save(tensors, file_metadata(model))
+    content = io.BytesIO(save(tensors, file_metadata(model)))
+    sort_metadata(content)
+    return content.getvalue()
 
 
 def load_run_weights(model: nn.Module, record: Path) -> None:
