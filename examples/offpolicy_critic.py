@@ -2,11 +2,12 @@
 
 CrossQ (Bhatt et al., ICLR 2024) removes the target networks of soft actor-critic (SAC): the critic has batch norms, and
 one forward pass joins the pairs (s, a) of the replay memory with the pairs (s', a') of the current policy, so that both
-are normalized with the same batch. This script compares norms of that critic. The pendulum is defined here, so nothing
-needs to be downloaded.
+are normalized with the same batch. As in CrossQ, the input has a norm too, norms follow the ReLUs, Adam has a first
+coefficient of 0.5, and policies are updated every third time. This script compares norms of that critic; all else is
+the same for all. The pendulum is defined here, so nothing needs to be downloaded.
 
 All seeds of a variant are trained side by side, as one network of independent members: batch norms are independent in
-each feature, so a norm of `members * HIDDEN` features is one norm for each member.
+each feature, so a norm of the features of all members is one norm for each member.
 
     python examples/offpolicy_critic.py                 # all variants, five seeds: minutes on one core
     python examples/offpolicy_critic.py --quick         # a few steps of each variant: seconds, numbers without meaning
@@ -32,7 +33,8 @@ from torch import Tensor, nn
 
 import contnorm as cn
 
-HIDDEN, BATCH, DISCOUNT, TEMPERATURE, LEARNING_RATE, POLYAK, DELAY = 64, 64, 0.99, 0.02, 1e-3, 0.01, 2
+HIDDEN, BATCH, DISCOUNT, TEMPERATURE, LEARNING_RATE, POLYAK = 128, 64, 0.99, 0.02, 1e-3, 0.01
+BETAS, DELAY = (0.5, 0.999), 3  # as in CrossQ: Adam's coefficients, and updates of the critics for one of the policies
 REWARD_SCALE = 0.1  # costs of a step go up to 16
 MOMENTUM = 0.01  # of all norms, as in CrossQ
 RANDOM_STEPS, EPISODE, EVALUATION_EPISODES, EVALUATIONS = 400, 200, 20, 12
@@ -62,30 +64,40 @@ class Pendulums:
         return -cost
 
 
+Norm = Callable[[int, int, int], nn.Module]
+
+
+def continual_norm(members: int, features: int, updates: int) -> nn.Module:
+    """CN with 8 groups for each member; BN for the input, whose four quantities must not be mixed."""
+    if features < HIDDEN:
+        return nn.BatchNorm1d(members * features, momentum=MOMENTUM)
+    return cn.ContinualNorm1d(members * features, num_groups=members * 8, momentum=MOMENTUM)
+
+
 @dataclass(frozen=True)
 class Variant:
-    """A critic: its norm for a number of networks and of updates, and whether the agent has target networks."""
+    """A critic: its norm for numbers of members, features and updates, and whether the agent has target networks."""
 
     title: str
-    norm: Callable[[int, int], nn.Module]
+    norm: Norm
     targets: bool = False
 
 
 VARIANTS = {
-    "target": Variant("no norm, target networks", lambda nets, updates: nn.Identity(), targets=True),
-    "none": Variant("no norm", lambda nets, updates: nn.Identity()),
-    "bn": Variant("batch norm", lambda nets, updates: nn.BatchNorm1d(nets * HIDDEN, momentum=MOMENTUM)),
+    "target": Variant("no norm, target networks", lambda members, features, updates: nn.Identity(), targets=True),
+    "none": Variant("no norm", lambda members, features, updates: nn.Identity()),
+    "bn": Variant(
+        "batch norm", lambda members, features, updates: nn.BatchNorm1d(members * features, momentum=MOMENTUM)
+    ),
     "brn": Variant(
-        "batch renorm, default ramps", lambda nets, updates: cn.BatchRenorm1d(nets * HIDDEN, momentum=MOMENTUM)
+        "batch renorm, default ramps",
+        lambda members, features, updates: cn.BatchRenorm1d(members * features, momentum=MOMENTUM),
     ),
     "brn_steps": Variant(
         "batch renorm, total_steps",
-        lambda nets, updates: cn.BatchRenorm1d(nets * HIDDEN, momentum=MOMENTUM, total_steps=updates),
+        lambda members, features, updates: cn.BatchRenorm1d(members * features, momentum=MOMENTUM, total_steps=updates),
     ),
-    "cn": Variant(
-        "continual norm, 8 groups",
-        lambda nets, updates: cn.ContinualNorm1d(nets * HIDDEN, num_groups=nets * 8, momentum=MOMENTUM),
-    ),
+    "cn": Variant("continual norm, 8 groups", continual_norm),
 }
 
 
@@ -118,18 +130,19 @@ class Agents:
     """SAC agents with a fixed temperature, one for each generator; without target networks they learn as in CrossQ."""
 
     def __init__(self, variant: Variant, generators: Sequence[torch.Generator], updates: int) -> None:
-        def body(inputs: int, outputs: int, copies: int, norm: Callable[[], nn.Module]) -> nn.Sequential:
+        def body(inputs: int, outputs: int, copies: int, norm: Norm) -> nn.Sequential:
             members = [g for g in generators for _ in range(copies)]
-            sizes = ((inputs, HIDDEN), (HIDDEN, HIDDEN))
-            hidden = [layer for size in sizes for layer in (Linears(*size, members), norm(), nn.ReLU())]
-            return nn.Sequential(*hidden, Linears(HIDDEN, outputs, members))
+            layers: list[nn.Module] = [SideBySide(norm(len(members), inputs, updates))]
+            for size in ((inputs, HIDDEN), (HIDDEN, HIDDEN)):
+                layers += [Linears(*size, members), nn.ReLU(), SideBySide(norm(len(members), HIDDEN, updates))]
+            return nn.Sequential(*layers, Linears(HIDDEN, outputs, members))
 
         self.generators = generators
-        self.actor = body(3, 2, 1, nn.Identity)
-        self.critics = body(4, 1, 2, lambda: SideBySide(variant.norm(2 * len(generators), updates)))
+        self.actor = body(3, 2, 1, VARIANTS["none"].norm)
+        self.critics = body(4, 1, 2, variant.norm)
         self.target = copy.deepcopy(self.critics) if variant.targets else None
-        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), LEARNING_RATE, fused=True)
-        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), LEARNING_RATE, fused=True)
+        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), LEARNING_RATE, betas=BETAS, fused=True)
+        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), LEARNING_RATE, betas=BETAS, fused=True)
         self.updates = 0
 
     def normal(self, count: int) -> Tensor:
@@ -197,14 +210,14 @@ def evaluate(agents: Agents) -> list[float]:
     return [round(value, 2) for value in total.tolist()]
 
 
-def train(variant: Variant, seeds: int, steps: int, evaluations: int) -> dict[str, Any]:
+def train(variant: Variant, seeds: range, steps: int, evaluations: int) -> dict[str, Any]:
     """Train one agent for each seed, with one update for each step of its pendulum after the first random ones."""
-    generators = [torch.Generator().manual_seed(seed) for seed in range(seeds)]
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     first = min(RANDOM_STEPS, steps // 2)
     agents = Agents(variant, generators, steps - first)
-    memory = torch.zeros(steps, seeds, 3 + 1 + 1 + 3)
+    memory = torch.zeros(steps, len(seeds), 3 + 1 + 1 + 3)
     marks = {first + (steps - first) * (number + 1) // evaluations for number in range(evaluations)}
-    each = torch.arange(seeds)
+    each = torch.arange(len(seeds))
     returns = []
     for step in range(steps):
         if step % EPISODE == 0:
@@ -237,10 +250,12 @@ def summarize(values: Sequence[float]) -> dict[str, float]:
     return {"mean": round(fmean(values), 1), "sd": round(stdev(values) if len(values) > 1 else 0.0, 1)}
 
 
-def run(names: Sequence[str], seeds: int, steps: int, evaluations: int) -> dict[str, Any]:
+def run(names: Sequence[str], seeds: range, steps: int, evaluations: int) -> dict[str, Any]:
     """Train all variants with all seeds, print a line for each variant, and return the record."""
     results = {}
-    print(f"Return of an episode of {EPISODE} steps after {steps} steps, mean ± standard deviation of {seeds} seeds:")
+    print(
+        f"Return of an episode of {EPISODE} steps after {steps} steps, mean ± standard deviation of {len(seeds)} seeds:"
+    )
     for name in names:
         started = time.process_time()
         result = train(VARIANTS[name], seeds, steps, evaluations)
@@ -248,9 +263,17 @@ def run(names: Sequence[str], seeds: int, steps: int, evaluations: int) -> dict[
         results[name] = {**result, "end": end, "half": half, "cpu_seconds": round(time.process_time() - started)}
         cells = f"{end['mean']:8.1f} ± {end['sd']:6.1f}    halfway {half['mean']:8.1f} ± {half['sd']:6.1f}"
         print(f"{VARIANTS[name].title:30} {cells}    {results[name]['cpu_seconds']} s", flush=True)
-    settings = {"hidden": HIDDEN, "batch": BATCH, "lr": LEARNING_RATE, "discount": DISCOUNT, "momentum": MOMENTUM}
+    settings = {"hidden": HIDDEN, "batch": BATCH, "lr": LEARNING_RATE, "beta1": BETAS[0], "delay": DELAY}
+    settings |= {"discount": DISCOUNT, "momentum": MOMENTUM}
     updates = steps - min(RANDOM_STEPS, steps // 2)
-    return {"steps": steps, "updates": updates, "seeds": seeds, **settings, "results": results}
+    return {
+        "steps": steps,
+        "updates": updates,
+        "seeds": len(seeds),
+        "first_seed": seeds.start,
+        **settings,
+        "results": results,
+    }
 
 
 def environment() -> dict[str, str]:
@@ -262,7 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Norms of a critic without target networks, on a pendulum.")
     parser.add_argument("--variants", default=",".join(VARIANTS), help=f"some of {', '.join(VARIANTS)}")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
-    parser.add_argument("--steps", type=int, default=2000, help="steps of the pendulum in each run")
+    parser.add_argument("--first-seed", type=int, default=0, help="the smallest of the seeds")
+    parser.add_argument("--steps", type=int, default=3500, help="steps of the pendulum in each run")
     parser.add_argument("--record", type=Path, help="JSON file for all numbers")
     parser.add_argument("--quick", action="store_true", help="two seeds and 40 steps, to see that it runs")
     options = parser.parse_args(arguments)
@@ -271,9 +295,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(f"unknown variant {unknown[0]!r}. There are {', '.join(VARIANTS)}.")
     seeds, steps, evaluations = (2, 40, 2) if options.quick else (options.seeds, options.steps, EVALUATIONS)
+    if options.first_seed < 0:
+        parser.error("--first-seed must be at least 0.")
     if seeds < 1 or steps < 2 * evaluations:
         parser.error(f"--seeds must be at least 1 and --steps at least {2 * evaluations}.")
-    record = {**environment(), **run(names, seeds, steps, evaluations)}
+    chosen = range(options.first_seed, options.first_seed + seeds)
+    record = {**environment(), **run(names, chosen, steps, evaluations)}
     if options.record is not None:
         options.record.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -49,6 +49,7 @@ def test_quick_mode_writes_a_record_of_the_same_form(
     [
         ("offpolicy_critic", ["--variants", "bm"], "unknown variant 'bm'. There are target, none, bn"),
         ("offpolicy_critic", ["--seeds", "0"], "--seeds must be at least 1"),
+        ("offpolicy_critic", ["--first-seed", "-1"], "--first-seed must be at least 0"),
         ("federated_moments", ["--norms", "ln"], "unknown norm 'ln'. There are bn"),
         ("federated_moments", ["--rounds", "0"], "--rounds must be at least 1"),
     ],
@@ -79,11 +80,16 @@ def test_returns_on_the_page_are_those_of_the_record() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ("target", "brn_steps", "without them by {}."),
-        ("brn", "bn", "{} against batch norm. The limits"),
-        ("brn_steps", "brn", "{} against the default ramps"),
-        ("bn", "none", "{} for batch norm"),
-        ("cn", "bn", "not better than batch norm ({})"),
+        ("bn", "none", "Batch norm adds {} to that"),
+        ("brn_steps", "none", "batch renorm with `total_steps` {}; target"),
+        ("target", "none", "target networks add {}."),
+        ("bn", "target", "target networks**: {} for batch norm"),
+        ("brn_steps", "target", "for batch norm and {} for batch renorm"),
+        ("brn_steps", "bn", "better than batch norm**: {} with `total_steps`"),
+        ("brn", "bn", "The difference from batch norm, {}, comes"),
+        ("brn_steps", "brn", "`total_steps` is {} above the default ramps"),
+        ("cn", "none", "above no norm ({})"),
+        ("cn", "bn", "differ from batch norm ({})"),
     ],
 )
 def test_differences_of_returns_are_those_of_the_record(first: str, second: str, words: str) -> None:
