@@ -21,6 +21,18 @@ class Launcher(ABC):
 
     Attributes:
         remote: Whether workers may be on other machines, which have devices that this one may not have.
+
+    Example:
+        >>> from contnorm import bench
+        >>> class OneAfterTheOther(bench.Launcher):
+        ...     "Executes all units in this process."
+        ...     remote = False
+        ...     def launch(self, work, units, stop):
+        ...         for unit in units:
+        ...             yield from work(unit, stop)
+        >>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=50)
+        >>> bench.run(stream, norm="bn", seeds=2, launcher=OneAfterTheOther()).accuracy.shape
+        (2, 2, 2)
     """
 
     remote: ClassVar[bool] = True
