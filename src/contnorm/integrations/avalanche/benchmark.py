@@ -45,6 +45,7 @@ def to_avalanche(stream: Stream, seed: int = 0) -> CLScenario:
         ValueError: For multi-label and for task-free streams, which Avalanche's benchmarks can't represent.
 
     Example:
+        >>> import numpy as np
         >>> x, y = np.random.default_rng(0).normal(size=(80, 8)), np.arange(80) % 4
         >>> benchmark = to_avalanche(Stream.from_arrays(x, y, x, y, tasks=2))
         >>> [experience.classes_in_this_experience for experience in benchmark.train_stream]
