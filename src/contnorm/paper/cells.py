@@ -13,7 +13,7 @@ from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import PublishedNumber, find
-from contnorm.paper.recipe import DIMENSIONS, VIEWS, NormEntry, Recipe, RunGrid, View
+from contnorm.paper.recipe import DIMENSIONS, VIEWS, Recipe, RecipeNorm, RunGrid, View
 from contnorm.registry import find_norm, numbered_name
 
 __all__ = [
@@ -192,7 +192,7 @@ def _cells(recipe: Recipe, grid: RunGrid) -> Iterator[RecipeCell]:
 
 
 def _place(
-    recipe: Recipe, grid: RunGrid, stream: str, strategy: str, given: dict[str, Any], norm: NormEntry, view: View
+    recipe: Recipe, grid: RunGrid, stream: str, strategy: str, given: dict[str, Any], norm: RecipeNorm, view: View
 ) -> dict[str, Any]:
     """Place of a cell; ``given`` has the dimensions that the grid lists as they are."""
     spec, groups = find_norm(norm.name)
@@ -218,7 +218,7 @@ def _place(
     return place
 
 
-def _values(recipe: Recipe, grid: RunGrid, place: Mapping[str, Any], norm: NormEntry) -> dict[str, Any]:
+def _values(recipe: Recipe, grid: RunGrid, place: Mapping[str, Any], norm: RecipeNorm) -> dict[str, Any]:
     values = merge_settings(recipe.settings, grid.settings)
     cell_values: dict[str, Any] = {
         "stream": {"name": place["stream"]},

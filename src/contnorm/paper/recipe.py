@@ -31,8 +31,8 @@ __all__ = [
     "VIEWS",
     "Claim",
     "ClaimKind",
-    "NormEntry",
     "Recipe",
+    "RecipeNorm",
     "RunGrid",
     "SelectedSettings",
     "View",
@@ -85,7 +85,7 @@ VIEWS: dict[str, View] = {
 
 
 @dataclass(frozen=True)
-class NormEntry:
+class RecipeNorm:
     """A norm of a grid: its name and the settings that differ from the defaults."""
 
     name: str
@@ -101,7 +101,7 @@ class RunGrid:
 
     streams: tuple[str, ...]
     strategies: tuple[str, ...]
-    norms: tuple[NormEntry, ...]
+    norms: tuple[RecipeNorm, ...]
     buffers: tuple[int | None, ...] = (None,)
     forwards: tuple[str | None, ...] = (None,)
     batches: tuple[int | None, ...] = (None,)
@@ -325,7 +325,7 @@ def _numbers(values: Values, key: str, where: str) -> tuple[int | None, ...]:
     return tuple(_typed(number, int, f"{where}: {key}") for number in numbers) or (None,)
 
 
-def _norm(entry: Any, where: str) -> NormEntry:
+def _norm(entry: Any, where: str) -> RecipeNorm:
     """Parse a norm: a name, or a table with a name and settings."""
     values = {"name": entry} if isinstance(entry, str) else entry
     if not isinstance(values, Mapping) or "name" not in values:
@@ -336,7 +336,7 @@ def _norm(entry: Any, where: str) -> NormEntry:
         apply_defaults({"norm": values})  # rejects settings that the norm does not have
     except (UserError, ValueError) as error:
         raise UserError(f"{where}: {error}") from error
-    return NormEntry(config.name, {key: value for key, value in values.items() if key != "name"})
+    return RecipeNorm(config.name, {key: value for key, value in values.items() if key != "name"})
 
 
 def _selected(values: Values, where: str) -> SelectedSettings:
