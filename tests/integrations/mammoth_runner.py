@@ -21,10 +21,6 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path.cwd()))
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # mammoth has a package "tests" too
-torchvision_operators = importlib.import_module("torchvision_operators")
-
 
 def replace_open_clip() -> None:
     if importlib.util.find_spec("open_clip") is None:
@@ -80,7 +76,10 @@ def observe_training(report: dict[str, Any]) -> None:
 def main() -> None:
     path, arguments = Path(sys.argv[1]), sys.argv[2:]
     report: dict[str, Any] = {}
-    torchvision_operators.declare()
+    # Only here, not at the import by a collection of tests: these folders have modules "datasets" and "models".
+    sys.path.insert(0, str(Path.cwd()))
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # mammoth has a package "tests" too
+    importlib.import_module("torchvision_operators").declare()
     # mammoth sets two threads, which wait for each other for long where other processes use the cores.
     torch.set_num_threads(1)
     torch.set_num_threads = lambda number: None  # type: ignore[assignment]

@@ -36,6 +36,8 @@ __all__ = ["DivergedError", "ResolvedExperiment", "resolve_experiment", "run", "
 
 log = logging.getLogger("contnorm")
 
+ROUNDS = 10  # attempts at runs whose records other processes discard
+
 
 class DivergedError(UserError):
     """All seeds of an experiment diverged: their loss, a parameter or a moment is not finite.
@@ -373,7 +375,7 @@ def _run(
     finished: dict[Job, Finished] = {}
     store = None if environment.runs is None else environment.store
     remaining = jobs
-    while remaining:
+    for _ in range(ROUNDS):
         run_jobs(
             remaining,
             environment,
@@ -392,6 +394,8 @@ def _run(
         )
         # Another process may have discarded runs that it had recorded, as a pruned trial does.
         remaining = [job for job in jobs if job not in finished and job not in diverged and _is_gone(job, store)]
+        if not remaining:
+            break
     diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
     results: list[Result | UserError] = []
     for config in configs:
