@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +159,31 @@ class Faults:
         record = RunDir.of(job, Store(self.runs)).record
         wait_for(lambda: process_of(job, self.runs) or record.is_file(), "checkpoint")
         process = process_of(job, self.runs)
-        if process not in workers(self.cluster):  # it has ended on a fast machine; another run is chosen
+        if process is None or process not in workers(self.cluster):  # the run has ended; another one is chosen
             return
-        nodes = [node for node in self.cluster.worker_nodes if raylet_of(node) == workers(self.cluster).get(process, 0)]
-        if nodes and not self.removed:
-            self.removed.append(job)
-            self.cluster.remove_node(nodes[0], allow_graceful=False)
-        elif not nodes and not self.killed:  # the head has to stay
-            self.killed.append(job)
-            os.kill(process, signal.SIGKILL)
+        with stopped(process):
+            if process_of(job, self.runs) != process:
+                return
+            raylet = workers(self.cluster).get(process, 0)
+            nodes = [node for node in self.cluster.worker_nodes if raylet_of(node) == raylet]
+            if nodes and not self.removed:
+                self.removed.append(job)
+                self.cluster.remove_node(nodes[0], allow_graceful=False)
+                os.kill(process, signal.SIGKILL)  # a lost machine takes its processes along, a lost raylet does not
+            elif not nodes and not self.killed:  # the head has to stay
+                self.killed.append(job)
+                os.kill(process, signal.SIGKILL)
+
+
+@contextmanager
+def stopped(process: int) -> Iterator[None]:
+    """A worker does not proceed meanwhile, so that its run cannot end between a check and the fault."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
 
 
 @pytest.mark.feature("ray", "24 runs survive the loss of a worker and of a node")
@@ -210,10 +227,13 @@ def test_without_a_shared_folder_a_run_goes_on_on_another_node(
         if isinstance(event.what, Finished):
             running.discard(event.job)
         saved = [RunDir.of(job, Store(runs)).checkpoints.latest_step() for job in running]  # by the driver
-        raylets = set(workers(cluster).values())
-        busy = [node for node in cluster.worker_nodes if raylet_of(node) in raylets]
+        processes = {raylet: process for process, raylet in workers(cluster).items()}
+        busy = [node for node in cluster.worker_nodes if raylet_of(node) in processes]
         if hold.exists() and busy and saved and all(saved):
-            cluster.remove_node(busy[0], allow_graceful=False)
+            process = processes[raylet_of(busy[0])]
+            with stopped(process):
+                cluster.remove_node(busy[0], allow_graceful=False)
+                os.kill(process, signal.SIGKILL)
             hold.unlink()
     again = [done for starts in begun.values() for done in starts[1:]]
     assert again and all(done > 0 for done in again)
