@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray joblib submitit mammoth tensorboard wandb mlflow
 
-.PHONY: demo test test-integrations lint clean
+.PHONY: demo test test-integrations lint docs clean
 
 demo: $(READY)
 	@$(BIN)/python examples/first_table.py $(if $(DATA),--data-root $(DATA))
@@ -25,6 +25,10 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# The site of the documentation, in site/; it needs no network and opens from disk.
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+
 # Every install goes through constraints.txt; see there why.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("contnorm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...")'
@@ -34,4 +38,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) .venvs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .venvs build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
