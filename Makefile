@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray joblib submitit mammoth tensorboard wandb mlflow
 
-.PHONY: demo test test-integrations lint docs clean
+.PHONY: demo test test-integrations lint docs tutorials clean
 
 demo: $(READY)
 	@$(BIN)/python examples/first_table.py $(if $(DATA),--data-root $(DATA))
@@ -28,6 +28,10 @@ lint: $(READY)
 # The site of the documentation, in site/; it needs no network and opens from disk.
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
+
+# Executes the tutorials and stores their outputs; ONLY=slug executes one of them.
+tutorials: $(READY)
+	$(BIN)/python -m tests.tutorials.notebooks $(ONLY)
 
 # Every install goes through constraints.txt; see there why.
 $(READY): pyproject.toml constraints.txt
