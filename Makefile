@@ -1,18 +1,23 @@
 # Two commands do all the set-up on a machine with nothing but Python: `make demo` and `make test`.
 PYTHON ?= python3
 JOBS ?= 2
-VENV := .venv
+# TORCH=oldest, newest or a version (2.12.0): tests with another torch, in an environment of its own.
+TORCH ?=
+VENV := $(if $(TORCH),.venvs/torch-$(TORCH),.venv)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CONSTRAINTS := $(if $(TORCH),$(VENV).constraints.txt,constraints.txt)
 
 INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray joblib submitit mammoth tensorboard wandb mlflow
 
-.PHONY: demo test test-integrations lint docs tutorials clean
+.PHONY: demo test test-only test-integrations test-dist lint docs tutorials dist release-check clean
 
 demo: $(READY)
 	@$(BIN)/python examples/first_table.py $(if $(DATA),--data-root $(DATA))
 
-test: lint
+test: lint test-only
+
+test-only: $(READY)
 	$(BIN)/pytest -n $(JOBS)
 
 # Each framework in an environment of its own, since they may conflict; mammoth also needs CONTNORM_MAMMOTH=<checkout>.
@@ -33,12 +38,30 @@ docs: $(READY)
 tutorials: $(READY)
 	$(BIN)/python -m tests.tutorials.notebooks $(ONLY)
 
-# Every install goes through constraints.txt; see there why.
-$(READY): pyproject.toml constraints.txt
+# Wheel and sdist, in dist/. Without isolation, setuptools is the one of the environment, so that no network is needed.
+dist: $(READY)
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python tools/check_dist.py dist
+
+# The wheel, installed into an empty environment: the library with torch alone, then a run of the benchmark.
+test-dist: $(READY)
+	$(BIN)/pytest tests/project/test_wheel.py
+
+# Before a release is tagged, and by the release workflow: version, changelog, citation and TAG agree.
+release-check:
+	$(PYTHON) tools/check_release.py $(TAG)
+
+# Every install goes through constraints.txt; see there why. Another torch has other companions, which pip chooses.
+.venvs/torch-%.constraints.txt: constraints.txt pyproject.toml tools/torch_constraints.py
+	@mkdir -p .venvs
+	@$(PYTHON) tools/torch_constraints.py $* > $@.part && mv $@.part $@
+
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("contnorm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once, a few minutes) ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench,dev]"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[bench,dev]"
 	@touch $(READY)
 
 clean:

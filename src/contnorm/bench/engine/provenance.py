@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from contnorm.bench.engine.precision import cpu_instructions, device_name
 from contnorm.plugins import BUILT_IN, Origin
 from contnorm.registry import NORMS
 
-__all__ = ["commit_of", "package_commit", "provenance"]
+__all__ = ["built_commit", "commit_of", "package_commit", "provenance"]
 
 
 def provenance(config: RunConfig, source: Source, environment: RunEnvironment) -> dict[str, Any]:
@@ -68,8 +69,29 @@ def _source_details(source: Source) -> dict[str, Any]:
 
 @cache
 def package_commit() -> str | None:
-    """Return the commit of the checkout that this package is imported from, with ``-dirty`` if it has changes."""
-    return commit_of(Path(contnorm.__file__).resolve())
+    """Return the commit of the checkout that this package is imported from, with ``-dirty`` if it has changes.
+
+    An installed package has no checkout; its commit is the one that it was built from, in the file ``COMMIT``.
+    """
+    init = Path(contnorm.__file__).resolve()
+    return commit_of(init) or built_commit(init.parent)
+
+
+def built_commit(package: Path) -> str | None:
+    """Return the commit that the build of a package has written to its folder; None if there is none.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> built_commit(folder) is None
+        True
+        >>> _ = (folder / "COMMIT").write_text("0123456789ab\\n")
+        >>> built_commit(folder)
+        '0123456789ab'
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        return (package / "COMMIT").read_text(encoding="utf-8").strip() or None
+    return None
 
 
 def commit_of(file: Path) -> str | None:

@@ -1,0 +1,89 @@
+"""SECURITY.md names tests that exist, and the package has no call that would execute what a file contains."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "contnorm"
+
+# Modules that exchange pickles with processes that this process has started, or that started it.
+OWN_PROCESSES = {
+    "bench/engine/process_pool.py",
+    "bench/engine/worker.py",
+    "bench/launchers/batch_unit.py",
+    "bench/launchers/ray_driver.py",
+    "bench/launchers/remote_worker.py",
+    "bench/api/result.py",  # the state of an object that is unpickled already
+}
+# A conformance check of a norm of the user, which loads what it has just saved.
+OWN_FILES = {"testing/module_checks.py"}
+
+
+def test_security_page_names_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/[^`]+)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 12
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_security_page_has_the_rules_that_its_table_refers_to() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    rules = set(re.findall(r"^(\d)\. ", text, re.MULTILINE))
+    used = {number for cell in re.findall(r"\| ([\d, ]+) \| `tests/", text) for number in cell.split(", ")}
+    assert used == rules
+
+
+def dangerous_calls(source: str) -> Iterator[str]:
+    """Yield the calls in a module that can execute code or write where a file says."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        last = name.rpartition(".")[2]
+        if (
+            (name in ("eval", "exec", "os.system", "os.popen"))
+            or (last in ("load", "loads", "Unpickler") and "pickle" in name)
+            or (name == "torch.load" and options.get("weights_only") != "True")
+            or (last == "load" and options.get("allow_pickle") == "True")
+            or (last in ("extractall", "unpack_archive", "unsafe_load", "full_load"))
+            or (name == "yaml.load")
+            or options.get("shell") == "True"
+        ):
+            yield name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pickle.load(f)",
+        "cloudpickle.loads(x)",
+        "torch.load(p)",
+        "torch.load(p, weights_only=False)",
+        "np.load(p, allow_pickle=True)",
+        "archive.extractall(p)",
+        "yaml.load(t)",
+        "eval(t)",
+        "subprocess.run(t, shell=True)",
+    ],
+)
+def test_dangerous_call_is_recognised(line: str) -> None:
+    assert len(list(dangerous_calls(line))) == 1
+
+
+def test_package_executes_nothing_that_a_file_contains() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix(): sorted(set(calls))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if (calls := list(dangerous_calls(path.read_text(encoding="utf-8"))))
+    }
+    own = {name: found.pop(name) for name in OWN_PROCESSES | OWN_FILES if name in found}
+    # `user_code` executes the source of a file that the user has named; tests/cli/test_trust.py tests who may name it.
+    assert found.pop("bench/user_code.py", ["exec"]) == ["exec"]
+    assert found == {}
+    assert all(calls == ["cloudpickle.loads"] for name, calls in own.items() if name in OWN_PROCESSES)
