@@ -10,7 +10,7 @@ CONSTRAINTS := $(if $(TORCH),$(VENV).constraints.txt,constraints.txt)
 
 INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray joblib submitit mammoth tensorboard wandb mlflow
 
-.PHONY: demo test test-only test-integrations test-dist lint docs tutorials dist release-check clean
+.PHONY: demo test test-only test-integrations test-dist lint docs reference tutorials dist release-check clean
 
 demo: $(READY)
 	@$(BIN)/python examples/first_table.py $(if $(DATA),--data-root $(DATA))
@@ -33,6 +33,10 @@ lint: $(READY)
 # The site of the documentation, in site/; it needs no network and opens from disk.
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
+
+# The generated pages of docs/reference.
+reference: $(READY)
+	$(BIN)/python -m tools.reference
 
 # Executes the tutorials and stores their outputs; ONLY=slug executes one of them.
 tutorials: $(READY)

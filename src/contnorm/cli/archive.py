@@ -9,11 +9,16 @@ import typer
 
 from contnorm import bench
 from contnorm.cli.common import console
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import print_error, safe_text
 
 __all__ = ["archive"]
 
 
+@examples(
+    Example("Write all records to one file.", "contnorm archive runs --out records.jsonl.gz"),
+    Example("Update the file after more runs.", "contnorm archive runs --out records.jsonl.gz --force"),
+)
 def archive(
     runs: Annotated[Path, typer.Argument(help="Runs folder, or folder of archives.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Archive to write: FILE.jsonl.gz, or FILE.jsonl.")],

@@ -15,6 +15,7 @@ from rich.console import Console
 from contnorm import bench
 from contnorm.bench.config.defaults import run_names
 from contnorm.cli.common import console
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import print_columns, print_error, print_indented, print_text
 
 __all__ = ["clean", "show_leftovers"]
@@ -23,6 +24,10 @@ UNITS = (("B", 1), ("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12))
 AGES = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 
+@examples(
+    Example("Show what can be removed from the folder runs.", "contnorm clean --dry-run"),
+    Example("Remove it without asking.", "contnorm clean runs --yes"),
+)
 def clean(
     runs: Annotated[Path, typer.Argument(help="Folder of runs, or of one run.")] = Path("runs"),
     stopped: Annotated[

@@ -49,6 +49,7 @@ from contnorm.bench.stats import (
     welch_interval,
 )
 from contnorm.cli.common import RunsFolder, Where, console, is_explicit
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.run_selection import load_selection
 from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError, unknown
@@ -102,6 +103,13 @@ class SelectedRun:
     keys: set[str] | None
 
 
+@examples(
+    Example("Compare two norms over their shared seeds.", "contnorm compare norm=bn norm=cn"),
+    Example(
+        "Compare their forgetting, from the records of an archive.",
+        "contnorm compare records.jsonl.gz norm=bn norm=cn --score fm",
+    ),
+)
 def compare(
     context: typer.Context,
     sides: TwoRuns,

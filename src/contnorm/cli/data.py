@@ -41,6 +41,7 @@ from contnorm.bench.data.registry import (
 )
 from contnorm.bench.registries import streams_of_source
 from contnorm.cli.common import DataRoot, console
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import safe_text
 from contnorm.errors import UserError, unknown
 
@@ -57,6 +58,10 @@ __all__ = [
 ]
 
 
+@examples(
+    Example("Show which data sets are there, and how to get the others.", "contnorm data"),
+    Example("Show the folder layout of mini-ImageNet.", "contnorm data mini-imagenet"),
+)
 def data(
     name: Annotated[
         str, typer.Argument(help="Data set to show, fetch or build; `add` to add one of yours. Default: list all.")

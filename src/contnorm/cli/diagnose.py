@@ -12,6 +12,8 @@ from contnorm import bench, diagnosis
 from contnorm.bench.config.defaults import run_names
 from contnorm.bench.config.sources import check_seed
 from contnorm.bench.data.registry import DIGITS
+from contnorm.bench.records import Store
+from contnorm.bench.selection import has_operator
 from contnorm.bench.user_code import check_files
 from contnorm.cli.common import (
     DEVICE_HELP,
@@ -23,6 +25,8 @@ from contnorm.cli.common import (
     importing_torch,
     is_explicit,
 )
+from contnorm.cli.compare import select_run
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import print_text, safe_text
 from contnorm.errors import UserError, usable
 
@@ -34,9 +38,16 @@ __all__ = ["diagnose", "show_diagnosis", "show_run_diagnosis"]
 ENDINGS = (".svg", ".png", ".pdf")
 
 
+@examples(
+    Example("Measure how much forgetting the running moments of a run cause.", "contnorm diagnose norm=bn"),
+    Example("Compare two norms, and draw a figure.", "contnorm diagnose norm=bn --beside norm=cn --out diagnosis.svg"),
+)
 def diagnose(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(help="Run made with --keep-weights: a path, or a prefix of the run hash.")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(help="Run made with --keep-weights: a selection (norm=cn), a path, or a prefix of its hash."),
+    ] = "",
     seed: Annotated[int | None, typer.Option(help="Seed to diagnose; default: all with weights.")] = None,
     model: Annotated[str | None, typer.Option(help="Network to diagnose instead of a run: file.py:make.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Weights of --model: a safetensors file.")] = None,
@@ -77,15 +88,22 @@ def diagnose(
         show_diagnosis(f"{weights} on {stream}", measured, "", out, console)
         return
     of_run = diagnosis.diagnose_run(
-        run,
+        _selected(run, runs),
         seed=seed,
-        other=other,
+        other=None if other is None else _selected(other, runs),
         runs=runs,
         root=data_root,
         options=options,
         trusted=check_files(trust_code or []),
     )
     show_run_diagnosis(of_run, out, console)
+
+
+def _selected(text: str, runs: Path) -> str:
+    """Hash of the run that a selection such as ``norm=cn`` selects; a path or a hash is returned unchanged."""
+    if not has_operator(text) or Path(text).exists():
+        return text
+    return select_run(text, Store(runs), ()).records[0].hash
 
 
 def show_run_diagnosis(of_run: RunDiagnosis, out: Path | None, console: Console) -> None:

@@ -9,11 +9,16 @@ import typer
 
 from contnorm import bench
 from contnorm.cli.common import Where, console
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import print_error, safe_text
 
 __all__ = ["export"]
 
 
+@examples(
+    Example("Write a CSV table with one row per run and seed.", "contnorm export runs --to csv --out runs.csv"),
+    Example("Write the runs with CN as JSON.", "contnorm export runs --to json --where norm=cn --out cn.json"),
+)
 def export(
     runs: Annotated[Path, typer.Argument(help="Runs folder, folder of archives, archive, or record.")],
     to: Annotated[str, typer.Option("--to", help="Format: csv, json, parquet, tensorboard, wandb or mlflow.")],

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from contnorm import bench
 from contnorm.cli.common import DataRoot, console
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import safe_text
 from contnorm.errors import unknown
 from contnorm.paper.recipe import find_recipe, recipe_names
@@ -18,6 +19,10 @@ __all__ = ["ls"]
 BUILT_IN = "contnorm"
 
 
+@examples(
+    Example("List the norms.", "contnorm ls norms"),
+    Example("List all streams, with those of your own data sets.", "contnorm ls streams"),
+)
 def ls(
     what: Annotated[
         str,

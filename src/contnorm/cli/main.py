@@ -23,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 from contnorm import __version__
 from contnorm.bench.escape import escape_terminal, shorten
 from contnorm.cli.common import console
+from contnorm.cli.examples import example_lines, examples_of
 from contnorm.cli.tables import print_error
 from contnorm.errors import UserError
 
@@ -63,8 +64,17 @@ def load_command(name: str) -> TyperCommand:
     name = _ALIASES.get(name, name)
     module = importlib.import_module(f"contnorm.cli.{_MODULES.get(name, name)}")
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(name, help=COMMANDS[name])(getattr(module, name))
+    single.command(name, cls=_Command, help=COMMANDS[name])(getattr(module, name))
     return cast(TyperCommand, typer.main.get_command(single))
+
+
+class _Command(TyperCommand):
+    """Command whose help ends with its examples, one per line, so that they can be copied."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)  # rich prints this part directly; the formatter is printed after it
+        lines = example_lines(examples_of(str(self.name)))
+        formatter.write("".join(f"{line}\n" for line in ("", " Examples:", *(f"   {line}" for line in lines))))
 
 
 class _Group(TyperGroup):

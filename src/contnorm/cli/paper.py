@@ -33,6 +33,7 @@ from contnorm.cli.common import (
     console,
     importing_torch,
 )
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
@@ -51,6 +52,13 @@ __all__ = ["paper", "run_recipe", "show_recipes"]
 LEAST_DATA_WIDTH = 24  # minimum width of the data column of `--list`
 
 
+@examples(
+    Example("List the tables and figures, and the data that they need.", "contnorm paper --list"),
+    Example("Draw Figure 1, which needs no runs.", "contnorm paper figure1"),
+    Example(
+        "Reproduce the rows of CN in Table 2, on a GPU.", "contnorm paper table2 --only norm=cn --device cuda", "data"
+    ),
+)
 def paper(
     recipe: Annotated[
         str, typer.Argument(help="Recipe: table1 ... table14, figure1 ... figure3, panel, or a TOML file.")

@@ -14,6 +14,7 @@ from contnorm.bench.sequential import MARGIN, MAX_SEEDS
 from contnorm.bench.stats import POWER
 from contnorm.cli.common import RunsFolder, Where, console, is_explicit
 from contnorm.cli.compare import TwoRuns, different_samples, select_run, split_sides
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import print_error, print_text, show_rows
 from contnorm.errors import UserError
 
@@ -22,6 +23,13 @@ __all__ = ["power"]
 HEADS = ("difference", "seeds, one test", "seeds, in stages")
 
 
+@examples(
+    Example("Show how many seeds a comparison of two norms needs.", "contnorm power norm=bn norm=cn"),
+    Example(
+        "The seeds for a difference of half a point, decided with nine other comparisons.",
+        "contnorm power norm=bn norm=cn --difference 0.5 --cases 10",
+    ),
+)
 def power(
     context: typer.Context,
     sides: TwoRuns,

@@ -8,12 +8,17 @@ from typing import Annotated
 import typer
 
 from contnorm.cli.common import console
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import print_error, safe_text
 from contnorm.report.report import collect_report, counted, report_text, write_report
 
 __all__ = ["report"]
 
 
+@examples(
+    Example("Write report.html, which compares the norms of your runs.", "contnorm report"),
+    Example("Print the comparison as a LaTeX table.", "contnorm report --format latex --part comparison"),
+)
 def report(
     out: Annotated[
         Path | None,

@@ -38,6 +38,7 @@ from contnorm.cli.common import (
     importing_torch,
     is_explicit,
 )
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
@@ -59,6 +60,16 @@ _FLAG_NAMES = {
 }
 
 
+@examples(
+    Example(
+        "Train with BN over five tasks of digits, with three seeds, and save the weights.",
+        "contnorm run --norm bn --seeds 3 --keep-weights",
+    ),
+    Example(
+        "The same with CN. Runs that are recorded already are not repeated.",
+        "contnorm run --norm cn --seeds 3 --keep-weights",
+    ),
+)
 def run(
     context: typer.Context,
     stream: Annotated[
@@ -171,6 +182,10 @@ def _is_typed(context: typer.Context, key: str, value: Any) -> bool:
     return is_explicit(context, group)
 
 
+@examples(
+    Example("Finish all stopped runs in the folder runs.", "contnorm resume"),
+    Example("Finish the stopped runs of another folder, one at a time.", "contnorm resume sweep-runs --lanes 1"),
+)
 def resume(
     path: Annotated[Path, typer.Argument(help="Folder of a run, or of several runs.")] = Path("runs"),
     device: Annotated[

@@ -23,6 +23,7 @@ from contnorm.bench.runs import Runs
 from contnorm.bench.selection import conditions_of, select
 from contnorm.bench.unfinished import UnfinishedRun
 from contnorm.cli.common import RunsFolder, Where, console
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.run_columns import FORMATS, format_rows, show_columns, sort_runs
 from contnorm.cli.run_selection import find_unfinished, load_selection, no_runs, unfinished_lines
 from contnorm.cli.tables import column_widths, print_columns, print_error, print_indented, print_text, safe_text
@@ -41,6 +42,13 @@ from contnorm.report.summaries import Summary, find_summaries, summaries_under, 
 __all__ = ["show", "show_diverged", "show_matrices", "show_scores", "show_unsealed"]
 
 
+@examples(
+    Example("Show the mean scores of all runs.", "contnorm show"),
+    Example(
+        "Show chosen columns of the runs with CN, best accuracy first.",
+        "contnorm show --where norm=cn --columns norm,lr,acc,fm --sort acc",
+    ),
+)
 def show(
     run: Annotated[
         list[str] | None,

@@ -9,6 +9,7 @@ import typer
 
 from contnorm import benchmarks
 from contnorm.cli.common import DEVICE_HELP, DataRoot, console, importing_torch
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import safe_text
 
 __all__ = ["speed"]
@@ -16,6 +17,10 @@ __all__ = ["speed"]
 WIDTHS = {"shape": 15, "layer": 11, "stream": 14}
 
 
+@examples(
+    Example("Time single layers on the CPU.", "contnorm speed layers"),
+    Example("Time whole training steps on a GPU.", "contnorm speed step --device cuda", "gpu"),
+)
 def speed(
     what: Annotated[str, typer.Argument(help="Benchmark: layers, step or run.")] = "layers",
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",

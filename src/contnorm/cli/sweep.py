@@ -42,6 +42,7 @@ from contnorm.cli.common import (
     console,
     importing_torch,
 )
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.tables import print_text, safe_text, show_rows
 from contnorm.errors import UserError, usable
@@ -92,6 +93,16 @@ LIST_FLAGS = {
 }
 
 
+@examples(
+    Example(
+        "Try three learning rates for BN and CN, with two seeds each.",
+        "contnorm sweep --norm bn,cn --lr 0.003,0.01,0.03 --seeds 2 --runs sweep-runs",
+    ),
+    Example(
+        "Choose a memory size on held-out training samples.",
+        "contnorm sweep --norm cn --buffer 50,200 --validation --seeds 2 --runs sweep-runs",
+    ),
+)
 def sweep(
     stream: Annotated[
         str, typer.Option(help="Stream of tasks to learn; see `contnorm ls streams`.")

@@ -32,6 +32,7 @@ from contnorm.cli.common import (
     importing_torch,
     is_explicit,
 )
+from contnorm.cli.examples import Example, examples
 from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.sweep import GridFlags, GridOption, JsonFlag, PlotFile, ScoreName, SetOption, run_grid
 from contnorm.cli.tables import print_text, safe_text, show_rows
@@ -44,6 +45,17 @@ if TYPE_CHECKING:
 __all__ = ["tune", "tune_recipe"]
 
 
+@examples(
+    Example(
+        "Choose the learning rate of BN and CN on held-out training samples.",
+        "contnorm tune --stream permuted-mnist --norm bn,cn --runs tune-runs",
+    ),
+    Example(
+        "Choose the memory size out of three, and try no others.",
+        "contnorm tune --stream permuted-mnist --over memory.size --grid memory.size=50,100,200 --extend 0 "
+        "--refine none --runs tune-runs",
+    ),
+)
 def tune(
     context: typer.Context,
     recipe: Annotated[

@@ -20,7 +20,6 @@ from contnorm.bench.config.schema import (
     flatten_settings,
     from_dict,
     json_schema,
-    settings_page,
 )
 from contnorm.errors import UserError
 
@@ -216,12 +215,3 @@ def test_json_schema_covers_every_setting() -> None:
                 assert ("maximum" in choice or "exclusiveMaximum" in choice) and (
                     "minimum" in choice or "exclusiveMinimum" in choice
                 ), key
-
-
-def test_settings_page_is_up_to_date() -> None:
-    assert (ROOT / "docs/settings.md").read_text(encoding="utf-8") == settings_page()
-
-
-def test_settings_page_rows_have_four_cells() -> None:
-    rows = [line for line in settings_page().splitlines() if line.startswith("| `")]
-    assert len(rows) == len(DEFAULTS) and all(row.count("|") == 5 for row in rows)

@@ -1,8 +1,7 @@
 """Schema of the settings of a run: frozen pydantic dataclasses, shared by the command line, TOML files and records.
 
 A run is identified by the hash of its settings; seeds, devices and folders are not part of it. Types, limits and
-descriptions are stated here once: `from_dict` checks values against them, and `json_schema` and `settings_page` list
-them.
+descriptions are stated here once: `from_dict` checks values against them, and `json_schema` lists them.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ __all__ = [
     "StreamConfig",
     "TrainConfig",
     "check_own_setting",
+    "describe_allowed",
     "flatten_settings",
     "from_dict",
     "json_schema",
     "merge_settings",
-    "settings_page",
     "show_value",
     "unknown_key",
 ]
@@ -428,7 +427,7 @@ def _user_error(error: ValidationError, cls: type[SettingsGroup]) -> UserError:
         return UserError(f"{cls.__name__}: argument {name}: {first['msg']}. Use keywords.")
     if isinstance(first["loc"][0], int):  # a positional argument
         name = list(_defaults()[group])[first["loc"][0]]
-    allowed = _describe_allowed(_properties(group)[name])
+    allowed = describe_allowed(_properties(group)[name])
     return UserError(f"{group}.{name}={show_value(first['input'])} must be {allowed}.")
 
 
@@ -455,17 +454,17 @@ def _properties(group: str) -> dict[str, Any]:
     return properties
 
 
-def _describe_allowed(schema: Mapping[str, Any]) -> str:
+def describe_allowed(schema: Mapping[str, Any]) -> str:
     """Describe the allowed values of a setting by its JSON schema.
 
     Example:
-        >>> _describe_allowed({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 9000}, {"const": "auto"}]})
+        >>> describe_allowed({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 9000}, {"const": "auto"}]})
         "a whole number from 1 to 9,000 or 'auto'"
-        >>> _describe_allowed({"type": "number", "exclusiveMinimum": 0, "maximum": 3.4e38})
+        >>> describe_allowed({"type": "number", "exclusiveMinimum": 0, "maximum": 3.4e38})
         'a finite number above 0, up to 3.4e+38'
     """
     if "anyOf" in schema:
-        return " or ".join(_describe_allowed(choice) for choice in schema["anyOf"])
+        return " or ".join(describe_allowed(choice) for choice in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return " or ".join(map(repr, schema.get("enum", [schema.get("const")])))
     if "exclusiveMaximum" in schema:
@@ -481,37 +480,6 @@ def _describe_allowed(schema: Mapping[str, Any]) -> str:
 
 def _format_limit(limit: float) -> str:
     return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
-
-
-def settings_page() -> str:
-    """Markdown page of all settings: key, default, allowed values and description.
-
-    Example:
-        >>> [line for line in settings_page().splitlines() if "train.batch" in line]
-        ['| `train.batch` | `10` | a whole number from 1 to 1,000,000,000 | Stream samples per step. |']
-    """
-    schema = json_schema()
-    lines = ["# Settings", "", _PAGE_INTRODUCTION]
-    for group, cls in _GROUPS.items():
-        lines += ["", f"## {group}", "", schema["$defs"][cls.__name__]["description"], ""]
-        lines += ["| setting | default | allowed values | description |", "|---|---|---|---|"]
-        for name, prop in _properties(group).items():
-            default = "none" if prop["default"] is None else json.dumps(prop["default"]).strip('"')
-            allowed = _describe_allowed(prop).replace("text without control characters", "text").replace("'", "`")
-            lines.append(f"| `{group}.{name}` | `{default}` | {allowed} | {prop['description']} |")
-    return "\n".join(lines) + "\n"
-
-
-_PAGE_INTRODUCTION = """\
-Settings identify a run: runs with equal settings have the same hash. Set one with `--set KEY=VALUE`, several in a TOML
-file for `--config`, or by the same keys in Python. A stream and a strategy have defaults of their own, which replace
-those below; `contnorm show` lists what a run changes from them. Text must not have control characters.
-
-A strategy, memory, network or norm may have further settings of its own, such as `norm.kappa` of
-[AdaB2N](concepts/rivals.md#adab2n). A wrong key is answered with all keys of the group.
-
-This page is generated from the schema:
-`python -c "from contnorm.bench.config.schema import settings_page as p; print(p(), end='')" > docs/settings.md`."""
 
 
 def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -33,7 +33,14 @@ from contnorm.norm_entry import (
 )
 from contnorm.registry import NORMS, find_norm, register_spec
 
-__all__ = ["built_in_name", "find_run_norm", "norm_code", "resolve_norm_options", "resolve_user_norm"]
+__all__ = [
+    "built_in_name",
+    "find_run_norm",
+    "norm_code",
+    "own_norm_settings",
+    "resolve_norm_options",
+    "resolve_user_norm",
+]
 
 _PLACEMENT = ("device", "dtype")  # where a layer is created is not a setting
 _SET_ELSEWHERE = {"num_groups": "norm.groups", "momentum": "norm.momentum"}
@@ -177,6 +184,17 @@ def resolve_norm_options(config: NormConfig, spec: NormEntry) -> Options:
     if not spec.layers:
         resolved = tuple((n, v) for n, v in resolved if n in requested and v != parameters[n].default)
     return tuple(sorted((*resolved, *further.items())))
+
+
+def own_norm_settings(spec: NormEntry) -> dict[str, Scalar]:
+    """Return the own settings of a norm with their defaults.
+
+    Example:
+        >>> own_norm_settings(NORMS["gn"])
+        {'eps': 1e-05, 'affine': True}
+    """
+    factory = norm_class(spec, min(spec.layers) if spec.layers else 2)
+    return {name: parameter.default for name, parameter in _own_parameters(factory, spec).items()}
 
 
 def _own_parameters(factory: LayerFactory, spec: NormEntry) -> dict[str, inspect.Parameter]:

@@ -1,0 +1,1 @@
+"""Tools of the project: they are not part of the package."""
