@@ -32,7 +32,7 @@ lint: $(READY)
 
 # The site of the documentation, in site/; it needs no network and opens from disk.
 docs: $(READY)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The generated pages of docs/reference.
 reference: $(READY)
