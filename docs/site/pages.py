@@ -256,11 +256,17 @@ def _entries(nav: Any) -> Iterator[str]:
             yield from _entries(item)
 
 
+def _matches(page: str, glob: str) -> bool:
+    """Return whether a path matches a glob in which ``*`` stands for a part of one name, not for folders."""
+    names, parts = page.split("/"), glob.split("/")
+    return len(names) == len(parts) and all(map(fnmatch.fnmatchcase, names, parts))
+
+
 def _expanded(items: list[Any], free: list[str]) -> list[Any]:
     expanded: list[Any] = []
     for item in items:
         if isinstance(item, str) and "*" in item:
-            taken = [page for page in free if fnmatch.fnmatchcase(page, item)]
+            taken = [page for page in free if _matches(page, item)]
             expanded += taken
             free[:] = [page for page in free if page not in taken]
         elif isinstance(item, dict):
