@@ -6,6 +6,7 @@ checkout, also one that is installed with ``pip install -e``, has the commit tha
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -30,7 +31,10 @@ def commit() -> str | None:
 
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    # Variables such as GIT_DIR, which git sets for hooks, could point to another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    return done.stdout.strip()
 
 
 def write_commit(path: Path) -> None:
