@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from contnorm.lazy_names import lazy_names
+from contnorm.lazy_names import RenamedModules, lazy_names
 
 __version__ = "0.2.0.dev0"
 
@@ -168,6 +168,7 @@ _NAMES_BY_MODULE = {
         }.items()
     },
 }
+RenamedModules.install()
 _getattr, _dir = lazy_names(__name__, _NAMES_BY_MODULE, ("functional", "testing"))
 
 

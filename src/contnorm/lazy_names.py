@@ -1,12 +1,16 @@
-"""Public names of a package that are imported on first use, so that importing the package is quick."""
+"""Public names of a package that are imported on first use, so that importing the package is quick.
+
+Names of modules that were renamed are looked up after an import has failed, and cost nothing before.
+"""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["lazy_names"]
+__all__ = ["RenamedModules", "lazy_names"]
 
 
 def lazy_names(
@@ -44,3 +48,29 @@ def lazy_names(
         return module if name in submodules else getattr(module, name)
 
     return get, lambda: public
+
+
+class RenamedModules:
+    """The last finder of the import system, which says where a module of an earlier version is now.
+
+    Example:
+        >>> import contnorm.catalog
+        Traceback (most recent call last):
+        ModuleNotFoundError: contnorm.catalog was moved to contnorm.registry in version 0.2. ...
+    """
+
+    @classmethod
+    def install(cls) -> None:
+        """Add the finder after all others, so that it is asked only about modules that do not exist."""
+        if cls not in sys.meta_path:
+            sys.meta_path.append(cls)
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        """Raise an error if a module was renamed; find nothing otherwise."""
+        if not name.startswith("contnorm."):
+            return
+        message = importlib.import_module("contnorm.renamed_modules").rename_message(name)
+        if message is not None:
+            # Without `name`, since `from contnorm import catalog` drops the message of an error that has it.
+            raise ModuleNotFoundError(message)
