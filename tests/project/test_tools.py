@@ -1,0 +1,107 @@
+"""The scripts behind ``make dist``, ``make release-check`` and ``make test TORCH=...``."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def constraints(torch: str) -> subprocess.CompletedProcess[str]:
+    return run(ROOT / "tools" / "torch_constraints.py", torch)
+
+
+def pins(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^([\w.-]+)==(.*)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(("torch", "pin"), [("oldest", "2.11.*"), ("2.12.0", "2.12.0"), ("newest", None)])
+def test_constraints_for_another_torch(torch: str, pin: str | None) -> None:
+    usual, found = pins((ROOT / "constraints.txt").read_text()), pins(constraints(torch).stdout)
+    assert found.pop("torch", None) == pin
+    assert found == {name: version for name, version in usual.items() if name not in ("torch", "torchvision", "triton")}
+
+
+def test_constraints_for_no_torch_are_refused() -> None:
+    done = constraints("old")
+    assert done.returncode == 1 and "oldest, newest or a version" in done.stderr and not done.stdout
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    """A tree that is ready for release 1.2.3."""
+    for name in ("tools/check_release.py", "src/contnorm/__init__.py", "CHANGELOG.md", "CITATION.cff"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    edit(tmp_path / "src/contnorm/__init__.py", r'^__version__ = ".*"', '__version__ = "1.2.3"')
+    edit(tmp_path / "CHANGELOG.md", r"^## .*", "## [1.2.3] - 2026-12-31")
+    edit(tmp_path / "CITATION.cff", r"^version: .*", "version: 1.2.3")
+    return tmp_path
+
+
+def edit(path: Path, pattern: str, text: str) -> None:
+    changed, count = re.subn(pattern, text, path.read_text(), count=1, flags=re.MULTILINE)
+    assert count == 1
+    path.write_text(changed)
+
+
+def test_release_check_accepts_a_release(release: Path) -> None:
+    assert run(release / "tools/check_release.py").returncode == 0
+    assert run(release / "tools/check_release.py", "v1.2.3").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "text", "words"),
+    [
+        ("src/contnorm/__init__.py", r'"1\.2\.3"', '"1.2.3.dev0"', "1.2.3.dev0 is not that of a release"),
+        ("CHANGELOG.md", r"2026-12-31", "unreleased", "CHANGELOG.md: the first heading is"),
+        ("CHANGELOG.md", r"1\.2\.3", "1.2.2", "it must be '## [1.2.3] - YYYY-MM-DD'"),
+        ("CITATION.cff", r"1\.2\.3", "1.2.2", "CITATION.cff: the version is not 1.2.3"),
+    ],
+)
+def test_release_check_names_what_is_missing(release: Path, file: str, pattern: str, text: str, words: str) -> None:
+    edit(release / file, pattern, text)
+    done = run(release / "tools/check_release.py", "v1.2.3")
+    assert done.returncode == 1 and words in done.stderr
+
+
+def test_release_check_compares_the_tag(release: Path) -> None:
+    done = run(release / "tools/check_release.py", "v1.2.4")
+    assert done.returncode == 1 and "v1.2.4 is not v1.2.3" in done.stderr
+
+
+def test_dist_check_names_what_is_missing(tmp_path: Path) -> None:
+    done = run(ROOT / "tools/check_dist.py", str(tmp_path))
+    assert done.returncode == 1 and "0 wheels and 0 sdists" in done.stderr
+
+
+def test_version_of_the_changelog_is_that_of_the_package() -> None:
+    [version] = re.findall(
+        r'^__version__ = "(\d+\.\d+\.\d+)', (ROOT / "src/contnorm/__init__.py").read_text(), re.MULTILINE
+    )
+    heading = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert heading in (version, "Unreleased")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_uses_an_environment_for_each_torch() -> None:
+    def commands(*arguments: str) -> str:
+        done = subprocess.run(
+            ["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout
+
+    assert ".venvs/torch-oldest/bin/pytest" in commands("test-only", "TORCH=oldest")
+    assert "-c .venvs/torch-oldest.constraints.txt" in commands("test-only", "TORCH=oldest")
+    assert "torch_constraints.py" not in commands("test-only", "TORCH=")
