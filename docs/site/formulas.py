@@ -124,7 +124,7 @@ class _Parser:
         if name in OPERATORS:
             return f"<mo>{OPERATORS[name]}</mo>"
         if name in LARGE:
-            return f'<mo movablelimits="false">{LARGE[name]}</mo>'
+            return f'<mo movablelimits="true">{LARGE[name]}</mo>'
         if name in FUNCTIONS:
             return f"<mi>{name}</mi>"
         if name in SPACES:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from jinja2 import DictLoader
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files, InclusionLevel
@@ -34,6 +35,17 @@ PROJECT = "project"  # folder of the site for files from outside of docs
 START_PAGE = "index.md"
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".sh": "sh"}
 ALT_TEXT = "Figure drawn by the code above"
+TEMPLATE = """{%- extends "markdown/index.md.j2" -%}
+{% macro printed(text) %}
+
+````` { .text .output }
+{{ text | strip_ansi | trim("\\n") }}
+`````
+
+{% endmacro %}
+{% block stream %}{{ printed(output.text) }}{% endblock stream %}
+{% block data_text scoped %}{{ printed(output.data["text/plain"]) }}{% endblock data_text %}
+"""  # printed text in a block of its own, which site.css tells from code
 
 _CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)[ ]*$|(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)", re.M | re.S)
 _LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?=(?:\s+\"[^\"]*\")?\))")
@@ -141,7 +153,9 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     """
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     prefix = path.stem
-    body, resources = MarkdownExporter().from_notebook_node(notebook)  # type: ignore[no-untyped-call]
+    loader = DictLoader({"notebook.md.j2": TEMPLATE})
+    exporter = MarkdownExporter(extra_loaders=[loader], template_file="notebook.md.j2")  # type: ignore[no-untyped-call]
+    body, resources = exporter.from_notebook_node(notebook)
     figures = {f"{prefix}-{name.removeprefix('output_')}": data for name, data in resources["outputs"].items()}
     alternatives = {str(index): cell.metadata.get("alt") for index, cell in enumerate(notebook.cells)}
 
@@ -150,15 +164,8 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
         return f"![{alternative}]({prefix}-{match['cell']}_{match['rest']})"
 
     body = re.sub(r"!\[\w+\]\(output_(?P<cell>\d+)_(?P<rest>[\w.]+)\)", figure, body)
-    body = re.sub(r"(?:^    .*\n(?:\s*\n(?=    ))*)+", _output_block, body, flags=re.M)
     title, _, rest = body.lstrip().partition("\n")
     return f"{title}\n\n[Download this notebook]({path.name}){{ .notebook-download download }}\n{rest}", figures
-
-
-def _output_block(match: re.Match[str]) -> str:
-    """Return an indented block, as nbconvert writes printed text, as a fenced block."""
-    lines = [line[4:] for line in match[0].rstrip().split("\n")]
-    return "\n".join(["``` { .text .output }", *lines, "```", ""])
 
 
 def _generated(config: MkDocsConfig, uri: str, content: str | bytes, *, in_nav: bool = False) -> File:
@@ -225,8 +232,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 @event_priority(100)
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point the links of a page to the places of files on the site."""
+    """Point the links of a page to the places of files on the site.
+
+    A comment before the title is removed, since MkDocs takes the title from the first line.
+    """
     root = Path(config.docs_dir).parent
+    markdown = re.sub(r"\A\s*<!--.*?-->\s*(?=# )", "", markdown, flags=re.S)
     return rewrite_links(markdown, repository_path(page.file.src_uri), page.file.src_uri, root)
 
 
