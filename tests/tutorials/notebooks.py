@@ -11,7 +11,9 @@ tags. The tag `trained` marks cells whose numbers come from training, which diff
 from __future__ import annotations
 
 import argparse
+import ast
 import base64
+import importlib.util
 import io
 import os
 import re
@@ -38,6 +40,17 @@ METADATA = {
 }
 CELL_METADATA = ("alt", "tags")  # of an author; all else is of an editor
 
+# Executed by a kernel before the first cell: what the tests do for torchvision, see there. No name of it remains.
+STARTUP = """\
+import sys
+
+sys.path.insert(0, {tests!r})
+import torchvision_operators
+
+torchvision_operators.declare()
+sys.path.remove({tests!r})
+del sys, torchvision_operators
+"""
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 DATA_PNG = re.compile(r"(?<=data:image/png;base64,)[A-Za-z0-9+/=]+")
@@ -66,7 +79,6 @@ def execute(path: Path, folder: Path) -> Any:
     notebook = read(path)
     for companion in companions(path):
         shutil.copy(companion, folder)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "100", "PYTHONHASHSEED": "0"}
     client = nbclient.NotebookClient(
         notebook,
         timeout=LIMIT,
@@ -75,9 +87,38 @@ def execute(path: Path, folder: Path) -> Any:
         record_timing=False,
         coalesce_streams=True,
     )
-    client.execute(env=environment)
+    with tempfile.TemporaryDirectory() as profile:
+        client.execute(env=kernel_environment(Path(profile)))
     normalize(notebook, folder)
     return notebook
+
+
+def kernel_environment(profile: Path) -> dict[str, str]:
+    """Environment of a kernel: one thread, no colors, and a new IPython folder, without a profile of the user."""
+    startup = profile / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "torchvision.py").write_text(STARTUP.format(tests=str(ROOT / "tests")))
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "NO_COLOR": "1",
+        "COLUMNS": "100",
+        "PYTHONHASHSEED": "0",
+        "PYTHONWARNINGS": "ignore:IProgress not found",  # tqdm misses ipywidgets, which Jupyter has
+        "IPYTHONDIR": str(profile),
+    }
+
+
+def missing_modules(notebook: Any) -> list[str]:
+    """Packages that a tutorial imports and that are not installed."""
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {
+        name.split(".")[0]
+        for node in imports
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    return sorted(name for name in names if importlib.util.find_spec(name) is None)
 
 
 def normalize(notebook: Any, folder: Path) -> None:

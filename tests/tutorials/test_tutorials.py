@@ -152,7 +152,10 @@ def test_links_exist(path: Path) -> None:
 @tutorial
 def test_execution_reproduces_stored_outputs(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
-    stored, new = notebooks.read(path), notebooks.execute(path, tmp_path)
+    stored = notebooks.read(path)
+    if missing := notebooks.missing_modules(stored):
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    new = notebooks.execute(path, tmp_path)
     for before, after in zip(code_cells(stored), code_cells(new), strict=True):
         assert kinds(before) == kinds(after), before.source
         trained = "trained" in before.metadata.get("tags", [])
@@ -182,6 +185,21 @@ def test_execute_is_repeatable_and_removes_folder_and_addresses(tmp_path: Path) 
     first, second = code_cells(nbformat.reads(written[0], as_version=4))
     assert output_text(first) == "sample.txt beside\n"
     assert output_text(second) == "<object object at 0x...>\n"
+
+
+def test_missing_modules_are_those_that_are_not_installed(tmp_path: Path) -> None:
+    path = tmp_path / "sample.ipynb"
+    write_notebook(path, "import ast, no_such_a.part\nfrom no_such_b.part import name", "if True:\n    import torch")
+    assert notebooks.missing_modules(notebooks.read(path)) == ["no_such_a", "no_such_b"]
+
+
+@pytest.mark.slow
+def test_kernel_has_no_names_before_the_first_cell(tmp_path: Path) -> None:
+    path = tmp_path / "sample.ipynb"
+    write_notebook(path, "print([name for name in ('sys', 'torch', 'torchvision_operators') if name in globals()])")
+    (tmp_path / "empty").mkdir()
+    (cell,) = code_cells(notebooks.execute(path, tmp_path / "empty"))
+    assert output_text(cell) == "[]\n"
 
 
 def test_shrunken_figure_is_smaller_and_looks_the_same() -> None:
