@@ -10,7 +10,7 @@ CONSTRAINTS := $(if $(TORCH),$(VENV).constraints.txt,constraints.txt)
 
 INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray joblib submitit mammoth tensorboard wandb mlflow
 
-.PHONY: demo test test-only test-integrations test-dist lint docs reference tutorials dist release-check clean
+.PHONY: demo test test-only test-integrations test-dist lint docs reference tutorials dist release-check figures clean
 
 demo: $(READY)
 	@$(BIN)/python examples/first_table.py $(if $(DATA),--data-root $(DATA))
@@ -37,6 +37,10 @@ docs: $(READY)
 # The generated pages of docs/reference.
 reference: $(READY)
 	$(BIN)/python -m tools.reference
+
+# The figures of the documentation, and the parts of README and pages that are made from the records.
+figures: $(READY)
+	$(BIN)/python -m tools.pages
 
 # Executes the tutorials and stores their outputs; ONLY=slug executes one of them.
 tutorials: $(READY)

@@ -1,4 +1,4 @@
-"""Fill the tables of docs/benchmarks.md from the rows in benchmarks/results, and draw its figure.
+"""Fill the tables of docs/benchmarks.md from the rows in benchmarks/results.
 
     python benchmarks/page.py
 
@@ -12,15 +12,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
-FIGURE = ROOT / "docs" / "figures" / "cn-over-bn.svg"
 Row = dict[str, str]
 LEAST_SHARE = {"train": 0.85, "eval": 1 / 1.2}
 COLUMNS = [(dtype, layout) for dtype in ("fp32", "bf16") for layout in ("nchw", "nhwc")]
@@ -121,30 +115,6 @@ def filled(page: str) -> str:
     return re.sub(r"<!-- rows: (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
 
 
-def draw(path: Path) -> None:
-    """CN's time over BN's, shape by shape."""
-    found = by_case("train")
-    shapes = list(found)
-    plt.rcParams["svg.hashsalt"] = "contnorm"
-    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
-    for number, ((dtype, layout), colour) in enumerate(
-        zip(COLUMNS, ("#4477aa", "#66ccee", "#ee7733", "#ccbb44"), strict=True)
-    ):
-        ratios = [float(found[shape][dtype, layout]["cn"]["over_bn"]) for shape in shapes]
-        places = [i + (number - 1.5) * 0.2 for i in range(len(shapes))]
-        axes.bar(places, ratios, 0.2, color=colour, label=f"{dtype} {layout}")
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(shapes)), [s.replace("x", " x ", 1) for s in shapes], rotation=30, ha="right", fontsize=8)
-    axes.set_ylim(0, 2.3)
-    axes.set_ylabel("time of CN over time of BN")
-    axes.set_title("Forward and backward, one H200; below the line CN is faster", fontsize=10)
-    axes.legend(ncols=4, fontsize=8, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text()))
-    draw(FIGURE)
-    print(f"wrote {PAGE.relative_to(ROOT)} and {FIGURE.relative_to(ROOT)}")
+    print(f"wrote {PAGE.relative_to(ROOT)}")

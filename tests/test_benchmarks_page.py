@@ -1,4 +1,4 @@
-"""The tables and the figure of the benchmark page are made from the rows that were kept."""
+"""The tables of the benchmark page are made from the rows that were kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return importlib.import_module("page")
 
@@ -22,11 +21,6 @@ def test_tables_are_those_of_the_rows(page) -> None:  # type: ignore[no-untyped-
     text = page.PAGE.read_text()
     assert page.filled(text) == text
     assert set(re.findall(r"<!-- rows: (\w+) -->", text)) == set(page.TABLES)
-
-
-def test_the_figure_is_drawn_from_them(page, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    page.draw(tmp_path / "figure.svg")
-    assert (tmp_path / "figure.svg").read_text() == page.FIGURE.read_text()
 
 
 def test_numbers_told_in_words_are_in_the_rows(page) -> None:  # type: ignore[no-untyped-def]

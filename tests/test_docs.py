@@ -174,12 +174,3 @@ def test_cpu_times_match_record() -> None:
     assert len(times) == 5
     for shape, cells in times.items():
         assert f"| {shape} | {' | '.join(cells)} |" in page
-
-
-def test_cube_figure_is_current(tmp_path: Path) -> None:
-    cubes = pytest.importorskip("contnorm.report.cubes")
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    cubes.draw_cubes(tmp_path / "cubes.svg")
-    drawn = (tmp_path / "cubes.svg").read_text()
-    assert drawn == (ROOT / "docs" / "figures" / "cubes.svg").read_text()
-    assert drawn.count("#4477aa") and drawn.count("#ee7733")

@@ -17,6 +17,36 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import pytest
+from tools.comparisons import (
+    CIFAR10,
+    COCOSEQ,
+    FINE_GRID,
+    GRID,
+    HIGH_RATES,
+    MEMORY,
+    MINI,
+    MORE,
+    NAMES,
+    PANEL,
+    PANEL_TRIALS,
+    PERMUTED,
+    RIVALS,
+    STRATEGIES,
+    TABLES,
+    TINY,
+    WS,
+    against,
+    cases,
+    forgetting_of_others,
+    over_rates,
+    plain_mean,
+    recipe,
+    rival,
+    selected,
+    table2,
+)
+from tools.doc_figures import verdict_rates
+from tools.evidence import RECORDS, Cell, load, plain, staged
 
 from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import RunConfig, merge_settings
@@ -24,32 +54,15 @@ from contnorm.bench.sequential import ALPHA, FIRST_SEED, MARGIN, STAGES, Decisio
 from contnorm.bench.spread import spread_ratio
 from contnorm.bench.stats import PairedDifference, paired_difference
 from contnorm.paper.cells import cells_of, matches, source_of
-from contnorm.paper.comparisons import count_comparisons
 from contnorm.paper.published import find
 from contnorm.paper.recipe import find_recipe
 from contnorm.paper.selection import find_selection, with_selection
 from contnorm.report.report import collect_report, report_text
 from contnorm.report.summaries import RecordFolders
-from tests.evidence import RECORDS, Cell, load, plain, staged
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = (DOCS / "which-norm.md").read_text()
 
-# Archives in docs/records.
-FRESH = "runs/split-cifar100-fresh-seeds.jsonl.gz"
-MORE = "runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz"
-GRID = "split-cifar100-coarse-grid.jsonl.gz"
-FINE_GRID = "split-cifar100-fine-grid.jsonl.gz"
-CIFAR10 = "split-cifar10-more-seeds.jsonl.gz"
-MINI = "runs/split-mini-imagenet.jsonl.gz"
-TINY = "runs/split-tiny-imagenet.jsonl.gz"
-COCOSEQ = "cocoseq-mini.jsonl.gz"
-TABLES = "runs/tables.jsonl.gz"
-PANEL = "runs/split-cifar100-panel.jsonl.gz"
-PANEL_TRIALS = "split-cifar100-panel-validation.jsonl.gz"
-PERMUTED = "runs/permuted-mnist-fresh-seeds.jsonl.gz"
-
-NAMES = {"er": "ER", "derpp": "DER++", "single": "no replay", "prs": "PRS", "crs": "CRS (reservoir)"}
 STREAMS = {
     "split-cifar100": "Split CIFAR-100",
     "split-cifar10": "Split CIFAR-10",
@@ -68,7 +81,6 @@ BATCHES = {
     "split-tiny-imagenet": (32, "separate"),
 }
 SCENARIOS = {"split-cifar100": "task", "split-mini-imagenet": "task", "permuted-mnist": "domain", "cocoseq": "free"}
-HIGH_RATES = (0.01, 0.03, 0.1, 0.3)
 TITLES = {"CN": "cn", "BN": "bn", "BRN": "brn", "GN": "gn", "SN": "sn", "IN": "in", "no norm": "none"}
 
 
@@ -81,10 +93,19 @@ class Statement(NamedTuple):
 
 # Statements without a fact about runs: headings, definitions and instructions.
 PLAIN = {
-    "Which norm, when",
-    "In short",
+    "Which norm should I use?",
+    "How many seeds do I need?",
+    "The evidence in one picture",
+    "| your situation | use | evidence |",
+    "`contnorm power` computes the number for runs of yours ([example](howto/run-the-bench.md#plan-the-number-of-"
+    "seeds)).",
+    "The intervals are ordinary ones of 95 %.",
+    "The first two rows have a learning rate that was tuned for each norm.",
+    "The third and fourth have the mean over rates that are too high, the one of mini-ImageNet a rate that was chosen "
+    "on the test tasks, and the others a rate that was not tuned.",
     "BN is batch norm, CN continual norm and GN group norm; ER and DER++ train on samples of a replay memory too.",
-    "By situation",
+    "The evidence by situation",
+    "What the paper claims",
     "More situations, exploratory",
     "How to read this page",
     "What contradicts the paper",
@@ -129,7 +150,8 @@ PLAIN = {
 
 
 def statements(page: str) -> Iterator[str]:
-    """Headings, sentences and table rows of a page, without Markdown's line breaks."""
+    """Headings, sentences and table rows of a page, without Markdown's line breaks and figures."""
+    page = re.sub(r"<!-- figure: .*?<!-- end -->", "", page, flags=re.DOTALL)  # they have tests of their own
     for block in re.split(r"\n\s*\n", page.strip()):
         lines = block.splitlines()
         if lines[0].startswith("|"):
@@ -140,10 +162,6 @@ def statements(page: str) -> Iterator[str]:
             for item in re.split(r"(?:^|\n)- ", block):
                 text = " ".join(item.split())
                 yield from filter(None, re.split(r"(?<=[.?!])\s+(?=[A-Z`*\[])", text))
-
-
-def cases(table: str) -> int:
-    return count_comparisons(find_recipe(table))
 
 
 def number(decision: Decision) -> str:
@@ -161,22 +179,6 @@ def exploratory(pair: PairedDifference) -> str:
 
 def excludes_zero(pair: PairedDifference) -> bool:
     return pair.t is not None and not pair.t.holds(0.0)
-
-
-def selected(norm: str, strategy: str, **where: Any) -> Cell:
-    """A norm at its selected learning rate, with fresh seeds."""
-    schedule = {"schedule": where.pop("schedule", "published")} if norm == "brn" else {}
-    return Cell(FRESH, {"norm": norm, "strategy": strategy, **schedule, **where})
-
-
-def recipe(norm: str, strategy: str = "er", tasks: int | None = None, **where: Any) -> Cell:
-    """A norm at the learning rate of the recipes, with fresh seeds."""
-    weight = {"momentum": None} if norm == "bn" else {}
-    return Cell(MORE, {"norm": norm, "strategy": strategy, "tasks": tasks, **weight, **where})
-
-
-def table2(first: str, second: str, strategy: str, score: str = "acc", **where: Any) -> Decision:
-    return staged(selected(first, strategy), selected(second, strategy, **where), cases("table2"), score)
 
 
 def situation(cells: list[Cell], rate: str) -> str:
@@ -228,18 +230,6 @@ def exploratory_row(cells: list[Cell], rate: str, use: str, pair: PairedDifferen
 def rates_of(cell: Cell) -> str:
     """Learning rates of the runs, as text."""
     return " and ".join(f"{rate:g}" for rate in sorted({record.config.train.lr for record in cell.runs()}))
-
-
-def over_rates(first: str, second: str, strategy: str) -> PairedDifference:
-    """Difference on the validation tasks, averaged for each seed over the learning rates that are high for BN."""
-    a, b = (
-        [Cell(GRID, {"norm": norm, "strategy": strategy, "lr": rate}).scores() for rate in HIGH_RATES]
-        for norm in (first, second)
-    )
-    mean_a, mean_b = ({seed: fmean(scores[seed] for scores in by_rate) for seed in by_rate[0]} for by_rate in (a, b))
-    pair = paired_difference(mean_a, mean_b)
-    assert pair is not None
-    return pair
 
 
 class ClaimRow(NamedTuple):
@@ -312,47 +302,122 @@ def introduction() -> dict[str, Statement]:
     }
 
 
-def plain_mean(norm: str, strategy: str) -> float:
-    """Mean ACC of BN or CN over the seeds of the second stage."""
-    scores = selected(norm, strategy).scores()
-    return fmean(scores[seed] for seed in range(FIRST_SEED, FIRST_SEED + STAGES[1]))
+def replays_ten(strategy: str) -> bool:
+    """Whether a batch of the tuned BN and CN has 10 samples of the stream and 10 of the memory."""
+    cells = [selected(norm, strategy) for norm in ("bn", "cn")]
+    return {(run.config.train.batch, run.config.train.replay) for cell in cells for run in cell.runs()} == {(10, 10)}
 
 
 def short() -> dict[str, Statement]:
-    """The recommendations at the top."""
-    er, derpp = (table2("cn", "bn", strategy) for strategy in ("er", "derpp"))
+    """The answers at the top, and the number of seeds."""
+    return {**short_of_paper(), **short_of_panel(), **seeds_needed()}
+
+
+def short_of_paper() -> dict[str, Statement]:
+    """Answers with BN, CN and GN."""
+    er, derpp = (table2("cn", "bn", strategy) for strategy in STRATEGIES)
+    high = {strategy: over_rates("cn", "bn", strategy) for strategy in STRATEGIES}
     spread = spread_ratio(selected("bn", "er").scores(), selected("cn", "er").scores())
+    forgetting = forgetting_of_others()
     return {
-        "selected": Statement(
-            "**Replay, and a learning rate that is selected for each norm:** use BN; CN is equivalent to it with ER "
-            "and lower with DER++.",
-            er.verdict == "equivalent" and derpp.verdict.startswith("lower"),
+        "tuned": Statement(
+            row(
+                "online replay, batch of 10, learning rate tuned",
+                "**BN**",
+                f"CN is equivalent with ER ({er.seeds} seeds) and {-derpp.mean:.2f} points lower with DER++ "
+                f"({derpp.seeds} seeds)",
+            ),
+            er.verdict == "equivalent" and derpp.verdict == "lower" and all(map(replays_ten, STRATEGIES)),
         ),
         "high": Statement(
-            "**Replay, and a learning rate that may be too high:** use CN, which is higher than BN at high rates on "
-            "the validation tasks (exploratory).",
-            excludes_zero(over_rates("cn", "bn", "er")) and over_rates("cn", "bn", "derpp").mean > 0,
+            row(
+                "the same, learning rate not tuned and perhaps too high",
+                "**CN**",
+                f"at rates of 0.01 to 0.3, it is {high['er'].mean:.2f} points above BN with ER and "
+                f"{high['derpp'].mean:.2f} with DER++ (3 seeds, exploratory)",
+            ),
+            excludes_zero(high["er"]) and high["derpp"].mean > 0 and (HIGH_RATES[0], HIGH_RATES[-1]) == (0.01, 0.3),
         ),
         "stable": Statement(
-            "**Replay with ER, and results that must vary little between seeds:** use CN.",
+            row(
+                "ER, results must vary little between seeds",
+                "**CN**",
+                f"BN varies {spread.deviation.value:.2f} times as much ({er.seeds} seeds)",
+            ),
             spread.verdict == "larger" and er.verdict == "equivalent",
         ),
         "without": Statement(
-            "**No replay, and little forgetting matters most:** use GN, which forgets less than BN and CN.",
+            row(
+                "no replay, little forgetting matters most",
+                "**GN**",
+                f"it forgets {forgetting['BN'].mean:.2f} points less than BN and {forgetting['CN'].mean:.2f} less than "
+                f"CN ({forgetting['BN'].seeds} seeds)",
+            ),
             forgets_less(),
         ),
-        "newer": Statement(
-            "**Newer norms with ER or DER++:** none is shown to be above BN; BN that is evaluated with moments of the "
-            "replay memory has the highest mean with both, and with DER++ it is higher than CN (16 seeds).",
-            all(has_no_rival(strategy) for strategy in STRATEGIES)
-            and against(MEMORY, "CN", "derpp").verdict == "higher"
+    }
+
+
+def short_of_panel() -> dict[str, Statement]:
+    """Answers with other norms, and what was not run."""
+    memory = {strategy: plain(rival(MEMORY, strategy), selected("bn", strategy)) for strategy in STRATEGIES}
+    standardized = {strategy: plain(rival(WS, strategy), selected("gn", strategy)) for strategy in STRATEGIES}
+    norms = [entry for entry, where in RIVALS.items() if where["norm"] != "bn"]
+    return {
+        "memory": Statement(
+            row(
+                "replay, and evaluation may use the memory",
+                "**BN with [moments of the memory](howto/moments-from-memory.md)**",
+                f"it has the highest mean, {memory['er'].mean:.2f} points above BN with ER and "
+                f"{memory['derpp'].mean:.2f} with DER++; undecided (16 seeds)",
+            ),
+            all(has_no_rival(s) and against(MEMORY, "BN", s).verdict == "undecided" for s in STRATEGIES)
             and all(len(rival(MEMORY, strategy).scores()) == STAGES[1] for strategy in STRATEGIES),
         ),
+        "independent": Statement(
+            row(
+                "replay, and no batch statistics are allowed",
+                f"**{WS}**",
+                f"it is {standardized['er'].mean:.2f} points above GN with ER and {standardized['derpp'].mean:.2f} "
+                "with DER++ (exploratory)",
+            ),
+            all(pair.mean > 0 and excludes_zero(pair) for pair in standardized.values()),
+        ),
+        "newer": Statement(
+            row(
+                "a norm of a newer paper is considered, with ER or DER++",
+                "**BN**",
+                f"none of {len(norms)} [newer norms](concepts/rivals.md) is shown to be above it (8 or 16 seeds)",
+            ),
+            all(has_no_rival(strategy) for strategy in STRATEGIES),
+        ),
         "unknown": Statement(
-            "**Pretrained networks, other batch sizes, separate forward passes:** not known.",
+            row("a pretrained network, another batch size, separate forward passes", "not known", "not compared yet"),
             all(config.model.weights is None for config in all_configs()),
         ),
     }
+
+
+def seeds_needed() -> dict[str, Statement]:
+    """How many seeds a comparison takes, from the simulated table of its page."""
+    rates = verdict_rates()
+    page = " ".join((DOCS / "concepts" / "deciding.md").read_text().split())
+    return {
+        "seeds": Statement(
+            f"With {enough(rates['1'])} seeds of each norm, a difference of 1 point is seen in nine of ten "
+            f"comparisons; 2 points need {enough(rates['2'])}, and half a point needs {enough(rates['0.5'])}."
+        ),
+        "spread of seeds": Statement(
+            "This holds if the difference varies between seeds by 1.33 points (standard deviation); see [the "
+            "simulation](concepts/deciding.md#how-many-seeds-it-takes).",
+            "normal ones with a standard deviation of 1.33 points" in page,
+        ),
+    }
+
+
+def enough(rate_by_seeds: dict[int, float]) -> int:
+    """Seeds that give a verdict in nine of ten comparisons."""
+    return min(seeds for seeds, rate in rate_by_seeds.items() if rate >= 0.9)
 
 
 def has_no_rival(strategy: str) -> bool:
@@ -363,12 +428,6 @@ def has_no_rival(strategy: str) -> bool:
         and max(means, key=lambda entry: means[entry]) == MEMORY
         and means[MEMORY] > max(plain_mean("bn", strategy), plain_mean("cn", strategy))
     )
-
-
-def forgetting_of_others() -> dict[str, Decision]:
-    """FM of BN and of CN less that of GN, without replay."""
-    gn = recipe("gn", "single")
-    return {n: staged(recipe(n.lower(), "single"), gn, cases("table10"), "fm") for n in ("BN", "CN")}
 
 
 def forgets_less() -> bool:
@@ -684,20 +743,9 @@ def agreements() -> dict[str, Statement]:
     return found
 
 
-def rival(entry: str, strategy: str, matrix: str = "matrix") -> Cell:
-    """An entry of the panel at its selected setting, with fresh seeds."""
-    return Cell(PANEL, {"strategy": strategy, **RIVALS[entry]}, matrix)
-
-
 def memory_trials(strategy: str, rate: float, weights: str = "plain") -> Cell:
     """BN with moments of the memory on the validation tasks at one learning rate."""
     return Cell(PANEL_TRIALS, {"strategy": strategy, "lr": rate, **RIVALS[MEMORY], "evaluate.weights": weights})
-
-
-@cache
-def against(entry: str, other: str, strategy: str) -> Decision:
-    """An entry of the panel compared with BN or CN."""
-    return staged(rival(entry, strategy), selected(other.lower(), strategy), cases("panel"))
 
 
 def has_question(entry: str, other: str) -> bool:
@@ -1119,25 +1167,8 @@ def not_reached() -> dict[str, Statement]:
 TIMED_SEEDS = 2
 
 
-STRATEGIES = ("er", "derpp")
-MEMORY = "BN, moments of the memory"
-WS = "GN with weight standardization"
 # Entries with the seeds of the second stage, by strategy.
 LONGER = {"er": {MEMORY, "TBBN", WS, "IABN"}, "derpp": {MEMORY}}
-# Entries of the panel that are not norms of the paper, by their settings.
-RIVALS: dict[str, dict[str, Any]] = {
-    MEMORY: {"norm": "bn", "evaluate.moments": "memory"},
-    "AdaB2N": {"norm": "adab2n"},
-    "TBBN": {"norm": "tbbn"},
-    "BNT": {"norm": "bnt"},
-    WS: {"norm": "gn_ws"},
-    "EvoNorm-S0": {"norm": "evonorm_s0"},
-    "FRN": {"norm": "frn"},
-    "IABN": {"norm": "iabn"},
-    "RBN": {"norm": "rbn"},
-    "BN, frozen after the first task": {"norm": "bn", "freeze_after": 1},
-    "BN, moments of each task": {"norm": "bn", "evaluate.moments": "task"},
-}
 GAP_RATES = (0.01, 0.03, 0.1)
 VARIANTS = ("bn_gn", "cn_tied", "bn_gn_tied")
 WEIGHTS = (0.01, 0.05, 0.5, 0.9)

@@ -404,7 +404,7 @@ def test_data_table_counts_samples(root: Path, tmp_path: Path, console: Console)
 def test_figure1_is_drawn(tmp_path: Path, console: Console) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     assert run_recipe("figure1", TableOptions(runs=tmp_path), console) == 0
-    assert (tmp_path / "figure1.svg").read_text() == (ROOT / "docs" / "figures" / "cubes.svg").read_text()
+    assert (tmp_path / "figure1.svg").read_text() == (ROOT / "docs" / "figures" / "cubes-light.svg").read_text()
 
 
 def test_list_counts_runs_and_names_data(tmp_path: Path, console: Console) -> None:

@@ -1,7 +1,7 @@
 """The paper's cube diagram: which values of a feature map share moments in each norm.
 
 Each cube is a batch of feature maps with the axes samples (N), channels (C) and positions (H, W). Blue values share
-moments across samples, orange ones within a sample. Draw it with ``python -m contnorm.report.cubes OUT.svg``.
+moments across samples, orange ones within a sample. Draw it with ``python -m contnorm.report.cubes OUT.svg [dark]``.
 """
 
 from __future__ import annotations
@@ -11,16 +11,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contnorm.bench.figures import COLORS
+from contnorm.report.svg import figure_style, svg_file, with_figure_style
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["draw_cubes"]
+__all__ = ["DESCRIPTION", "cubes_figure", "draw_cubes"]
 
 SAMPLES, CHANNELS, POSITIONS = 4, 6, 5
 GROUP = 3  # channels in a group
-BLUE, ORANGE, PLAIN, EDGE = "#4477aa", "#ee7733", "#f4f4f1", "#55555a"
+BLUE, ORANGE = COLORS[:2]
+PLAIN, EDGE = (0, 0, 0, 0.06), (0, 0, 0, 0.55)  # shades of the ink, which is light in the dark scheme
 DEPTH = (0.42, 0.30)  # offset of one sample to the right and up
+GAP = 1.6  # between cubes
+CUBE_WIDTH = CHANNELS + SAMPLES * DEPTH[0] + GAP
+ROW_HEIGHT = 10.4
+WIDTH, HEIGHT = 480, 350  # pixels: two rows, so that the text can be read on a phone
+DESCRIPTION = (
+    "Values that share moments: batch norm across samples; layer, instance and group norm within a sample; "
+    "continual norm first within a sample, then across samples."
+)
 
+Corners = Sequence[tuple[float, float]]
 IsPainted = Callable[[int, int], bool]  # (sample, channel) -> painted; all positions share moments in every norm
 Cube = tuple[str, str, IsPainted]
 
@@ -41,116 +55,115 @@ def _first_sample(sample: int, channel: int) -> bool:
     return sample == 0
 
 
-PANELS: tuple[tuple[str, tuple[Cube, ...]], ...] = (
-    ("Batch norm (BN)", (("", BLUE, _across_samples),)),
-    ("Layer norm (LN)", (("", ORANGE, _first_sample),)),
-    ("Instance norm (IN)", (("", ORANGE, _channel_of_first_sample),)),
-    ("Group norm (GN)", (("", ORANGE, _group_of_first_sample),)),
+ROWS: tuple[tuple[tuple[str, tuple[Cube, ...]], ...], ...] = (
     (
-        "Continual norm (CN)",
+        ("Batch (BN)", (("", BLUE, _across_samples),)),
+        ("Layer (LN)", (("", ORANGE, _first_sample),)),
+        ("Instance (IN)", (("", ORANGE, _channel_of_first_sample),)),
+    ),
+    (
+        ("Group (GN)", (("", ORANGE, _group_of_first_sample),)),
         (
-            ("1. groups of each sample", ORANGE, _group_of_first_sample),
-            ("2. channels of the batch", BLUE, _across_samples),
+            "Continual (CN)",
+            (("1. each sample", ORANGE, _group_of_first_sample), ("2. the batch", BLUE, _across_samples)),
         ),
     ),
 )
 
 
-def draw_cubes(path: str | Path) -> None:
+def draw_cubes(path: str | Path, scheme: str = "light") -> None:
     """Draw the diagram to a file, in the format of its suffix; the output is deterministic.
+
+    Args:
+        path: The file, an SVG or another format of matplotlib.
+        scheme: Colors of an SVG: ``"light"`` or ``"dark"``.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     draw_cubes(Path(folder) / "cubes.svg")
-        ...     (Path(folder) / "cubes.svg").read_text()[:5]
-        '<?xml'
+        ...     (Path(folder) / "cubes.svg").read_text()[:4]
+        '<svg'
     """
-    import matplotlib
+    figure = cubes_figure()
+    if str(path).endswith(".svg"):
+        Path(path).write_text(svg_file(figure, DESCRIPTION, scheme), encoding="utf-8")
+    else:
+        with figure_style():
+            figure.savefig(path, dpi=150, facecolor="white")
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    style: dict[Any, Any] = {
-        "svg.hashsalt": "contnorm",
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.size": 11,
-    }
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(figsize=(14.5, 3.0))
-        left = 0.0
-        for title, cubes in PANELS:
+@with_figure_style
+def cubes_figure() -> Figure:
+    """The diagram, with a row of norms across or within samples, and a row for continual norm."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
+    axes = figure.add_axes((0, 0, 1, 1))
+    for row, panels in enumerate(ROWS):
+        left, bottom = 0.0, -row * ROW_HEIGHT
+        for title, cubes in panels:
             start = left
             for number, (caption, colour, painted) in enumerate(cubes):
                 if number:
-                    _arrow(axes, left - 1.15)
-                _cube(axes, left, colour, painted, axes_named=start == 0.0)
-                axes.text(left + CHANNELS / 2, -1.0, caption, ha="center", va="top", fontsize=10)
-                left += CHANNELS + SAMPLES * DEPTH[0] + 1.6
-            middle = (start + left - 1.6) / 2
-            axes.text(middle, POSITIONS + SAMPLES * DEPTH[1] + 0.6, title, ha="center", fontsize=13, fontweight="bold")
-        axes.set(xlim=(-2.2, left - 1.0), ylim=(-2.2, POSITIONS + SAMPLES * DEPTH[1] + 1.8), aspect="equal")
-        axes.axis("off")
-        figure.subplots_adjust(left=0, right=1, bottom=0, top=1)
-        metadata = {"Date": None} if str(path).endswith(".svg") else None
-        figure.savefig(path, metadata=metadata, dpi=150)
-        plt.close(figure)
+                    _arrow(axes, left - 1.15, bottom)
+                _cube(axes, left, bottom, colour, painted, axes_named=row == start == 0)
+                axes.text(left + CHANNELS / 2, bottom - 0.4, caption, ha="center", va="top", fontsize=13)
+                left += CUBE_WIDTH
+            middle = (start + left - GAP) / 2
+            top = bottom + POSITIONS + SAMPLES * DEPTH[1] + 0.55
+            axes.text(middle, top, title, ha="center", fontsize=15, fontweight="bold")
+    axes.set(xlim=(-1.9, 3 * CUBE_WIDTH - 0.9), ylim=(-ROW_HEIGHT - 2.0, POSITIONS + 3.0), aspect="equal")
+    axes.axis("off")
+    return figure
 
 
-def _cube(axes: Axes, left: float, colour: str, painted: IsPainted, axes_named: bool) -> None:
+def _cube(axes: Axes, left: float, bottom: float, colour: str, painted: IsPainted, axes_named: bool) -> None:
     """Draw the three visible faces: first sample (front), top positions (top), last channel (right)."""
     dx, dy = DEPTH
+    faces: dict[bool, list[Corners]] = {True: [], False: []}
     for channel in range(CHANNELS):
         for position in range(POSITIONS):
-            corner = [
-                (channel, position),
-                (channel + 1, position),
-                (channel + 1, position + 1),
-                (channel, position + 1),
-            ]
-            _face(axes, left, corner, colour if painted(0, channel) else PLAIN)
+            faces[painted(0, channel)].append(
+                [(channel, position), (channel + 1, position), (channel + 1, position + 1), (channel, position + 1)]
+            )
     for sample in range(SAMPLES):
         a, b = (sample * dx, sample * dy), ((sample + 1) * dx, (sample + 1) * dy)
         for channel in range(CHANNELS):
-            top = [
-                (channel + a[0], POSITIONS + a[1]),
-                (channel + 1 + a[0], POSITIONS + a[1]),
-                (channel + 1 + b[0], POSITIONS + b[1]),
-                (channel + b[0], POSITIONS + b[1]),
-            ]
-            _face(axes, left, top, colour if painted(sample, channel) else PLAIN)
+            top = [(channel, a), (channel + 1, a), (channel + 1, b), (channel, b)]
+            faces[painted(sample, channel)].append([(x + at[0], POSITIONS + at[1]) for x, at in top])
         for position in range(POSITIONS):
-            side = [
-                (CHANNELS + a[0], position + a[1]),
-                (CHANNELS + b[0], position + b[1]),
-                (CHANNELS + b[0], position + 1 + b[1]),
-                (CHANNELS + a[0], position + 1 + a[1]),
-            ]
-            _face(axes, left, side, colour if painted(sample, CHANNELS - 1) else PLAIN)
+            side = [(position, a), (position, b), (position + 1, b), (position + 1, a)]
+            faces[painted(sample, CHANNELS - 1)].append([(CHANNELS + at[0], y + at[1]) for y, at in side])
+    for is_painted, some in faces.items():
+        _faces(axes, left, bottom, some, colour if is_painted else PLAIN)
     if axes_named:
-        axes.text(left + CHANNELS / 2, -0.25, "C", ha="center", va="top")
-        axes.text(left - 0.3, POSITIONS / 2, "H, W", ha="right", va="center")
-        axes.text(left + CHANNELS + SAMPLES * dx / 2 + 0.35, SAMPLES * dy / 2 - 0.3, "N", ha="left", va="top")
+        axes.text(left + CHANNELS / 2, bottom - 0.25, "C", ha="center", va="top", fontsize=13)
+        axes.text(left - 0.3, bottom + POSITIONS / 2, "H, W", ha="right", va="center", fontsize=13, rotation=90)
+        x, y = left + CHANNELS + SAMPLES * dx / 2 + 0.35, bottom + SAMPLES * dy / 2 - 0.3
+        axes.text(x, y, "N", ha="left", va="top", fontsize=13)
 
 
-def _face(axes: Axes, left: float, corners: Sequence[tuple[float, float]], colour: str) -> None:
-    from matplotlib.patches import Polygon
+def _faces(axes: Axes, left: float, bottom: float, faces: Sequence[Corners], colour: Any) -> None:
+    """Draw faces of one color as one path, which keeps the file small."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
 
-    moved = [(left + x, y) for x, y in corners]
-    axes.add_patch(Polygon(moved, closed=True, facecolor=colour, edgecolor=EDGE, linewidth=0.6))
+    outlines = [Outline([(left + x, bottom + y) for x, y in (*face, face[0])], closed=True) for face in faces]
+    outline = Outline.make_compound_path(*outlines)
+    axes.add_patch(PathPatch(outline, facecolor=colour, edgecolor=EDGE, linewidth=0.7))
 
 
-def _arrow(axes: Axes, x: float) -> None:
+def _arrow(axes: Axes, x: float, bottom: float) -> None:
     axes.annotate(
         "",
-        xy=(x + 0.85, POSITIONS / 2),
-        xytext=(x, POSITIONS / 2),
-        arrowprops={"arrowstyle": "-|>", "color": EDGE, "linewidth": 1.6},
+        xy=(x + 0.85, bottom + POSITIONS / 2),
+        xytext=(x, bottom + POSITIONS / 2),
+        arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.6},
     )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m contnorm.report.cubes OUT.svg")
-    draw_cubes(sys.argv[1])
+    if len(sys.argv) not in (2, 3):
+        raise SystemExit("usage: python -m contnorm.report.cubes OUT.svg [light|dark]")
+    draw_cubes(*sys.argv[1:])

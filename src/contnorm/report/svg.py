@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from contnorm.bench.escape import escape_html
@@ -20,9 +21,10 @@ from contnorm.bench.figures import COLORS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ID_PREFIX", "figure_style", "svg_of", "with_figure_style"]
+__all__ = ["ID_PREFIX", "SCHEMES", "figure_style", "scheme_colors", "svg_file", "svg_of", "with_figure_style"]
 
 ID_PREFIX = "fig-"  # of the ids in a figure; the page replaces it to make ids unique
+SCHEMES = ("light", "dark")  # colors of a figure that is a file of its own
 WIDEST = 600  # pixels; a narrower figure has a width of its own, or its text would be huge
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "contnorm report",
@@ -132,6 +134,42 @@ def svg_of(figure: Figure, description: str, tooltips: Mapping[str, Sequence[str
         f'viewBox="0 0 {width:g} {height:g}" {narrow}font-size="12" fill="currentColor" stroke-linejoin="round">'
     )
     return "\n".join(lines).replace("font-size: 12px; ", "").replace(' style="font-size: 12px"', "")
+
+
+@lru_cache(maxsize=2)
+def scheme_colors(scheme: str) -> Mapping[str, str]:
+    """Colors of the page in one of `SCHEMES`, by their CSS variable: ``ground``, ``ink``, ``series-1`` and so on.
+
+    Example:
+        >>> scheme_colors("light")["series-1"] == COLORS[0]
+        True
+    """
+    css = files("contnorm.report").joinpath("templates", "page.css").read_text(encoding="utf-8")
+    start = css.index("prefers-color-scheme: dark") if scheme == "dark" else 0
+    block = css[css.index(":root {", start) : css.index("}", css.index(":root {", start))]
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+
+
+def svg_file(figure: Figure, description: str, scheme: str = "light") -> str:
+    """SVG of a figure as a file of its own, which has the colors of one scheme and a transparent background.
+
+    Args:
+        figure: The figure; its facecolor should be transparent, its ink black and its series `COLORS`.
+        description: Text for screen readers.
+        scheme: One of `SCHEMES`.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> 'width="144"' in svg_file(Figure(figsize=(2, 1)), "Nothing.", "dark")
+        True
+    """
+    colors = scheme_colors(scheme)
+    text = svg_of(figure, description)
+    text = re.sub(r"var\(--([\w-]+), #\w{6}\)", lambda match: colors[match[1]], text)
+    text = text.replace("currentColor", colors["ink"])
+    width, height = (72 * inches for inches in (figure.get_figwidth(), figure.get_figheight()))
+    size = f'width="{width:g}" height="{height:g}" font-family="system-ui, sans-serif" '
+    return re.sub(r'(viewBox="[^"]*" )(?:class="narrow" style="[^"]*" )?', rf"\1{size}", text, count=1) + "\n"
 
 
 def _with_titles(text: str, gid: str, titles: Sequence[str]) -> str:

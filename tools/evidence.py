@@ -24,6 +24,7 @@ RECORDS = Path(__file__).resolve().parents[1] / "docs" / "records"
 
 @cache
 def load(archive: str) -> bench.Runs:
+    """The runs of an archive in docs/records."""
     runs = bench.load_runs(RECORDS / archive)
     assert list(runs.problems) == []
     return runs

@@ -1,0 +1,131 @@
+"""Figures and generated parts of the documentation are those of the records, and are readable."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import xml.etree.ElementTree as ElementTree
+from html import escape
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+from matplotlib.image import imread
+from tools import pages
+from tools.doc_figures import FIGURES, rates, situations
+
+from contnorm.report.svg import SCHEMES, scheme_colors
+
+ROOT = Path(__file__).resolve().parents[1]
+AGAIN = "make it again: make figures"
+FILES = [(name, scheme) for name in FIGURES for scheme in SCHEMES]
+PHONE, SMALLEST = 358, 9.5  # pixels: a figure on a screen of 390, and letters that can be read
+
+
+def figure_path(name: str, scheme: str) -> Path:
+    return ROOT / "docs" / "figures" / f"{name}-{scheme}.svg"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "scheme"), FILES)
+def test_figure_is_that_of_the_records(name: str, scheme: str) -> None:
+    assert figure_path(name, scheme).read_text() == pages.figure_file(name, scheme), AGAIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_generated_parts_of_page_are_those_of_the_records(page: Path) -> None:
+    assert page.read_text() == pages.filled(page), AGAIN
+
+
+@pytest.mark.slow
+def test_social_preview_is_that_of_the_records() -> None:
+    made = pages.preview_png()
+    assert made == pages.preview_png(), "the same records give the same bytes"
+    expected, current = (imread(BytesIO(data)) for data in (made, pages.PREVIEW.read_bytes()))
+    assert current.shape[:2] == (640, 1280)
+    assert np.abs(expected - current).mean() < 1e-3, AGAIN  # libraries round and compress differently
+
+
+def test_folder_has_no_other_figures() -> None:
+    expected = {figure_path(*file) for file in FILES} | {pages.PREVIEW}
+    assert {path for path in pages.FOLDER.iterdir() if path.suffix in (".svg", ".png")} == expected
+
+
+def test_every_figure_is_on_a_page() -> None:
+    shown = "\n".join(page.read_text() for page in pages.pages())
+    assert [name for name in FIGURES if f"<!-- figure: {name} -->" not in shown] == []
+
+
+@pytest.mark.parametrize(("name", "scheme"), FILES)
+def test_figure_has_colors_of_its_scheme_and_letters_for_a_phone(name: str, scheme: str) -> None:
+    text = figure_path(name, scheme).read_text()
+    root = ElementTree.fromstring(text)
+    colors, other = (scheme_colors(one) for one in (scheme, *(set(SCHEMES) - {scheme})))
+    assert colors["ink"] in text and colors["series-1"] in text
+    assert other["ink"] not in text and "currentColor" not in text and "var(" not in text
+    for label in root.iter("{http://www.w3.org/2000/svg}text"):
+        size = re.search(r"font(?:-size)?:[^;]*?([\d.]+)px", label.get("style", ""))
+        assert size and float(size[1]) * PHONE / float(root.get("width") or 0) >= SMALLEST, "".join(label.itertext())
+    assert len(text) < 30_000 and len(root.get("aria-label") or "") > 40
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_pictures_of_page_have_files_and_alternative_texts(page: Path) -> None:
+    text = page.read_text()
+    for name in re.findall(r"<!-- figure: ([\w-]+) -->", text):
+        part = text[text.index(f"<!-- figure: {name} -->") :].partition("<!-- end -->")[0]
+        files = re.findall(r'(?:srcset|src)="([^"]+)"', part)
+        assert [(page.parent / file).resolve() for file in files] == [
+            figure_path(name, "dark"),
+            figure_path(name, "light"),
+        ]
+        label = ElementTree.parse(figure_path(name, "light")).getroot().get("aria-label")
+        assert label and f'alt="{escape(label)}"' in part
+
+
+def test_rates_are_means_over_all_seeds_of_both_grids() -> None:
+    """Of BN with ER at 0.01: three seeds in the coarse grid and two in the fine one."""
+    by_rate = {point.rate: point for point in rates("bn")}
+    assert sorted(by_rate) == [0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1, 0.3]
+    assert by_rate[0.01].mean == pytest.approx(np.mean([69.9, 66.4, 71.5, 68.6, 71.1]), abs=0.05)
+
+
+@pytest.mark.slow
+def test_situations_have_the_differences_of_the_page() -> None:
+    page = (ROOT / "docs" / "which-norm.md").read_text()
+    for row in situations():
+        assert f"{row.mean:+.2f}" in page, row
+
+
+def test_part_with_unknown_name_is_an_error(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- made: nothing -->\n<!-- end -->")
+    with pytest.raises(KeyError, match="nothing"):
+        pages.filled(page)
+
+
+def test_text_outside_of_the_parts_is_kept(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- made: speed -->\nold\n<!-- end -->\nafter")
+    text = pages.filled(page)
+    assert text.startswith("before\n<!-- made: speed -->\n**Speed**") and text.endswith("<!-- end -->\nafter")
+    assert "old" not in text
+
+
+def test_site_shows_the_figure_of_its_scheme() -> None:
+    """The hook turns each generated picture into two images, and leaves none."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    hook = runpy.run_path(str(ROOT / "docs" / "site" / "pictures.py"))
+    for page in pages.pages():
+        text = page.read_text()
+        names = re.findall(r"<!-- figure: ([\w-]+) -->", text)
+        shown = hook["with_images"](text)
+        assert "<picture>" not in shown
+        assert re.findall(r"figures/([\w-]+)-(light|dark)\.svg#only-(light|dark)\)", shown) == [
+            (name, scheme, scheme) for name in names for scheme in SCHEMES
+        ]
