@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import commands, errors, settings
+from tools.reference import commands, errors, metrics, settings
 
 __all__ = ["FOLDER", "PAGES", "main"]
 
@@ -13,6 +13,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands.page,
     "errors.md": errors.page,
+    "metrics.md": metrics.page,
     "settings.md": settings.page,
 }
 

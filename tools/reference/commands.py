@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import typer
-from tools.reference.markdown import code, notice, table
 
 from contnorm.cli.examples import example_lines, examples_of
 from contnorm.cli.main import COMMANDS, load_command
+from tools.reference.markdown import code, notice, table
 
 __all__ = ["page"]
 

@@ -9,9 +9,8 @@ import inspect
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.reference.markdown import code, notice, table
-
 import contnorm
+from tools.reference.markdown import code, notice, table
 
 __all__ = ["ADVICE", "EXIT_CODES", "INTERNAL", "exceptions", "page"]
 

@@ -8,12 +8,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tools.reference.markdown import code, notice, table
-
 from contnorm.bench.config.schema import describe_allowed, json_schema
 from contnorm.bench.models.user_norms import own_norm_settings
 from contnorm.bench.strategies.registry import STRATEGIES, settings_owner
 from contnorm.registry import NORMS
+from tools.reference.markdown import code, notice, table
 
 __all__ = ["page"]
 
