@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import commands, errors, metrics, settings
+from tools.reference import commands, errors, metrics, record, settings
 
 __all__ = ["FOLDER", "PAGES", "main"]
 
@@ -14,6 +14,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands.page,
     "errors.md": errors.page,
     "metrics.md": metrics.page,
+    "record.md": record.page,
     "settings.md": settings.page,
 }
 
