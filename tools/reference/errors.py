@@ -6,6 +6,7 @@ import ast
 import builtins
 import importlib
 import inspect
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +68,7 @@ class Found(NamedTuple):
     doc: str
 
 
+@cache
 def exceptions() -> list[Found]:
     """All exception classes of the package, from its source: an import of all modules would need every framework."""
     root = Path(contnorm.__file__).parent
