@@ -113,6 +113,29 @@ def test_complete_part_is_accepted(server: Server, tmp_path: Path) -> None:
     assert (tmp_path / "set" / "a.gz").read_bytes() == BODY
 
 
+def test_download_is_not_written_through_a_link(server: Server, tmp_path: Path) -> None:
+    server.files["a.gz"] = BODY
+    (tmp_path / "set").mkdir()
+    (other := tmp_path / "other").write_bytes(b"mine")
+    (tmp_path / "set" / "a.gz.part").symlink_to(other)
+    fetch(WHAT, tmp_path, server.address)
+    assert (tmp_path / "set" / "a.gz").read_bytes() == BODY and other.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["set/in.bin", "set/.in.bin.part"])
+def test_archive_is_not_unpacked_through_a_link(server: Server, tmp_path: Path, name: str) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("set/in.bin", BODY)
+    server.files["a.zip"] = packed.getvalue()
+    (tmp_path / "set").mkdir()
+    (other := tmp_path / "other").write_bytes(b"mine")
+    (tmp_path / name).symlink_to(other)
+    dataset = Fetchable("nowhere", {"a.zip": md5(packed.getvalue())}, members={"set/in.bin": md5(BODY)})
+    fetch(dataset, tmp_path, server.address)
+    assert (tmp_path / "set" / "in.bin").read_bytes() == BODY and other.read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize("spoilt", [BODY[:-5], BODY[:-1] + b"x"], ids=["truncated", "corrupted"])
 def test_file_with_wrong_hash_is_deleted(server: Server, tmp_path: Path, spoilt: bytes) -> None:
     server.files["a.gz"] = spoilt

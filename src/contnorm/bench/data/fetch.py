@@ -1,7 +1,8 @@
 """Download data sets from their public sources; interrupted downloads are resumed, and hashes are verified.
 
 A download that exceeds the known size of its file is aborted. Archives are unpacked into the data root only: members
-that are links, devices, absolute paths or paths with ``..`` are refused.
+that are links, devices, absolute paths or paths with ``..`` are refused. Nothing is written through a symbolic link
+under the name of a partial file.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from contnorm.atomic_files import draft_of
 from contnorm.bench.files import Progress, path_inside
 from contnorm.errors import UserError
 
@@ -195,11 +197,8 @@ def _extract(archive: Path, targets: dict[str, Path]) -> None:
 
 
 def _write(content: IO[bytes], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.part")
-    with draft.open("wb") as output:
+    with draft_of(target) as draft, draft.open("xb") as output:
         shutil.copyfileobj(content, output, CHUNK)
-    draft.replace(target)
 
 
 class _ResumingDownloader:
@@ -216,6 +215,8 @@ class _ResumingDownloader:
 
     def __call__(self, url: str, output_file: Any, pooch: Any) -> None:
         self.part.parent.mkdir(parents=True, exist_ok=True)
+        if self.part.is_symlink():  # it would be written through; a data set from elsewhere may contain one
+            self.part.unlink()
         try:
             self._download(url)
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
