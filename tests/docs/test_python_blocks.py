@@ -1,0 +1,52 @@
+"""Python blocks of the documentation: those of a page run as one script."""
+
+from __future__ import annotations
+
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, blocks, page_name
+
+# They train several networks, compile layers, or write a report.
+SLOW_GUIDES = ("python-api", "sweeps", "bring-your-own-norm", "run-the-bench", "run-the-paper")
+SLOW_PAGES = ("README.md", *(f"docs/howto/{guide}.md" for guide in SLOW_GUIDES))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page_name(page) in SLOW_PAGES else [], id=page_name(page))
+        for page in PAGES
+        if blocks(page, "python")
+    ],
+)
+def test_python_of_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the blocks of a page as one script, in an empty folder that has the docs of the checkout."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    script = tmp_path / f"{page.stem.replace('-', '_')}.py"
+    script.write_text("\n".join(block.text for block in blocks(page, "python")))
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        if page.parent.name == "integrations":
+            warnings.simplefilter("ignore")  # frameworks advise about workers, loggers and their own future
+        runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_python_that_is_not_run_compiles(page: Path) -> None:
+    """A block in the language `py` is Python that needs a cluster, or a framework that is not installed."""
+    for block in blocks(page, "py"):
+        compile(block.text, f"{page_name(page)}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_languages_of_blocks_are_known(page: Path) -> None:
+    """A block in any other language, or in none, would escape the tests."""
+    known = {"python", "py", "sh", "bash", "console", "toml", "yaml", "json", "text", "csv", "bibtex", "mermaid"}
+    unknown = [
+        f"{page_name(page)}:{block.line}: {block.language!r}" for block in blocks(page) if block.language not in known
+    ]
+    assert not unknown
