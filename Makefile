@@ -29,6 +29,8 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell src tests tools examples docs *.md
+	$(BIN)/python tools/check_prose.py
 
 # The site of the documentation, in site/; it needs no network and opens from disk.
 docs: $(READY)

@@ -27,9 +27,9 @@ __all__ = ["installed_package", "prepare_folder"]
 
 # A word in the commands of a page, and what it names in the reader's folder, which is also the home folder.
 _DATA: dict[str, Callable[[Path], object]] = {
-    "mnist": lambda home: small_mnist(home / "data", train=60, test=40),
-    "--norm": lambda home: small_mnist(home / "data", train=60, test=40),  # of the default stream
-    "paper": lambda home: small_mnist(home / "data", train=60, test=40),
+    "mnist": lambda home: small_mnist(home / "data", train=300, test=40),
+    "--norm": lambda home: small_mnist(home / "data", train=300, test=40),  # of the default stream
+    "paper": lambda home: small_mnist(home / "data", train=300, test=40),
     "cifar10": lambda home: small_cifar10(home / "data", per_class=5, test_labels=range(10)),
     "cifar100": lambda home: small_cifar100(home / "data", per_class=2, test_labels=range(100)),
     "table2": lambda home: small_cifar100(home / "data", per_class=2, test_labels=range(100)),

@@ -24,8 +24,8 @@ __all__ = ["Shell"]
 _LIMITS = {
     "paper": {"--seeds": "1", "--max-steps": "2"},
     "paper --until-decided": {"--max-seeds": "8"},
-    "sweep": {"--max-steps": "4"},
-    "tune": {"--max-steps": "4"},
+    "sweep": {"--seeds": "1", "--max-steps": "4"},
+    "tune": {"--seeds": "1", "--max-steps": "4"},
 }
 # What a command says, with an exit code, where a reader who follows the page has nothing for it to do.
 _NOTHING_TO_DO = {"resume": "no stopped run under"}
