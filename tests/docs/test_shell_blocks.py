@@ -38,7 +38,6 @@ def test_markers_are_known_and_needed(page: Path) -> None:
 
 DEPENDENT = (defaults._flat_defaults, defaults._changed, defaults._resolved_settings)  # they cache what they return
 SLOW = {
-    "README.md",
     "docs/features.md",
     "docs/howto/add-a-table.md",
     "docs/howto/bring-your-own-data.md",
