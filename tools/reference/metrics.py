@@ -81,9 +81,9 @@ def page() -> str:
     lines += ["", _EXAMPLE, "", "## The same names in mammoth and Avalanche", "", _OTHERS, ""]
     lines += table(("metric", "here", "mammoth", "Avalanche"), _ELSEWHERE)
     lines += ["", _IMPLEMENTATIONS, "", "## Multi-label scores", "", _MULTI_LABEL, ""]
-    rows = [(code(name), code(m.formula), m.range, m.better) for name, m in LABEL_METRICS.items()]
+    label_rows = [(code(name), code(m.formula), m.range, m.better) for name, m in LABEL_METRICS.items()]
     assert list(LABEL_METRICS) == list(LABEL_SCORES)
-    lines += table(("name", "formula", "range", "better"), rows)
+    lines += table(("name", "formula", "range", "better"), label_rows)
     rest = _DIAGNOSIS.replace("@DIAGNOSIS@", "\n".join(table(("name", "formula", "range", "better"), _OF_DIAGNOSIS)))
     rest = rest.replace("@SPREAD@", "\n".join(table(("name", "formula", "range", "meaning"), _OF_SPREAD)))
     return "\n".join([*lines, "", _LABEL_EXAMPLE, "", rest])
