@@ -16,7 +16,9 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from matplotlib.image import imread
 from tools import pages
-from tools.doc_figures import FIGURES, rates, situations
+from tools.comparisons import PERMUTED
+from tools.doc_figures import FIGURES, rates, situations, verdict_rates
+from tools.evidence import Cell
 
 from contnorm.report.svg import SCHEMES, scheme_colors
 
@@ -100,6 +102,18 @@ def test_situations_have_the_differences_of_the_page() -> None:
     page = (ROOT / "docs" / "which-norm.md").read_text()
     for row in situations():
         assert f"{row.mean:+.2f}" in page, row
+
+
+def test_page_states_the_seeds_of_its_figure() -> None:
+    page = " ".join((ROOT / "docs" / "concepts" / "why-bn-forgets.md").read_text().split())
+    seeds = {len(Cell(PERMUTED, {"norm": norm, "strategy": "single"}).scores()) for norm in ("bn", "cn")}
+    assert seeds == {32} and "The lines are means over 32 seeds" in page
+
+
+def test_page_states_the_seeds_that_a_verdict_needs() -> None:
+    page = " ".join((ROOT / "docs" / "concepts" / "deciding.md").read_text().split())
+    one, half = (min(n for n, rate in verdict_rates()[true].items() if rate >= 0.9) for true in ("1", "0.5"))
+    assert f"For a difference of 1 point, expect {one} seeds; for half a point, {half}" in page
 
 
 def test_part_with_unknown_name_is_an_error(tmp_path: Path) -> None:

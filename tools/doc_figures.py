@@ -211,7 +211,7 @@ def panel() -> Figure:
     labels = sorted(by_strategy["er"], key=lambda label: -fmean(rows[label].mean for rows in by_strategy.values()))
     figure, axes = _figure(560, 168, "Accuracy less that of BN, tuned", top=56)
     for index, rows in enumerate(by_strategy.values()):
-        _draw_intervals(axes, [rows[label] for label in labels], (-18, 3), index, 0.34 * index - 0.17)
+        _draw_intervals(axes, [rows[label] for label in labels], (-20, 3), index, 0.34 * index - 0.17)
     _rows(axes, labels, "points of accuracy, 95 % interval")
     _legend(figure, [NAMES[strategy] for strategy in STRATEGIES])
     return figure
