@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.files import parse_json
 from contnorm.bench.record import is_hash
 from contnorm.errors import UserError
@@ -122,6 +121,8 @@ def _latest_step(checkpoints: Path) -> int:
 
 
 def _is_locked(folder: Path) -> bool:
+    from contnorm.bench.engine.lock import RunLock
+
     try:
         return not RunLock(folder / LOCK).is_free()
     except OSError:  # such as a lock file in a read-only folder, where no run is executed

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.records import spread_over_seeds
-from contnorm.paper.claims import ClaimCase, ClaimResult
-from contnorm.paper.published import PublishedComparison, PublishedNumber
-from contnorm.paper.recipe import Claim
+
+if TYPE_CHECKING:  # `contnorm show` formats numbers without claims
+    from contnorm.paper.claims import ClaimCase, ClaimResult
+    from contnorm.paper.published import PublishedComparison, PublishedNumber
+    from contnorm.paper.recipe import Claim
 
 __all__ = [
     "case_numbers",
@@ -107,6 +109,8 @@ def claim_title(result: ClaimResult, *, complete: bool = True) -> str:
     """Outcome, evidence and text of a claim; ``complete`` is False if some cells of its table are not run.
 
     Example:
+        >>> from contnorm.paper.claims import ClaimResult
+        >>> from contnorm.paper.recipe import Claim
         >>> claim_title(ClaimResult(Claim("cn over bn", "above", "acc"), "holds", (), "staged", ("cn against bn",)))
         'HOLDS, of what is run (staged: 0 seeds): cn over bn (acc)'
     """
@@ -120,6 +124,8 @@ def claim_outcome(result: ClaimResult, *, complete: bool = True) -> str:
     By fresh seeds, that is so if some of its cases were not run; by exploratory ones, if the table is not ``complete``.
 
     Example:
+        >>> from contnorm.paper.claims import ClaimResult
+        >>> from contnorm.paper.recipe import Claim
         >>> claim_outcome(ClaimResult(Claim("", "above", "acc"), "holds", ()), complete=False)
         'holds, of what is run'
     """
@@ -131,6 +137,8 @@ def not_run_text(result: ClaimResult) -> str:
     """Which cases of a claim were left out because none of their cells was run.
 
     Example:
+        >>> from contnorm.paper.claims import ClaimResult
+        >>> from contnorm.paper.recipe import Claim
         >>> not_run_text(ClaimResult(Claim("", "above", "acc"), "holds", (), "staged", ("s er cn against bn",)))
         'No fresh seeds: s er cn against bn.'
     """
@@ -143,6 +151,7 @@ def case_outcome_text(case: ClaimCase) -> str:
     """Outcome of a case with the verdict on its difference, and what it lacks.
 
     Example:
+        >>> from contnorm.paper.claims import ClaimCase
         >>> case_outcome_text(ClaimCase("", 8, "holds", None, None, "higher, within the margin"))
         'holds (higher, within the margin)'
         >>> case_outcome_text(ClaimCase("", 8, "undecided", None, None, "undecided", "would need about 64 seeds"))
@@ -157,6 +166,7 @@ def no_interval_reason(case: ClaimCase) -> str:
     """Reason why a case has no interval.
 
     Example:
+        >>> from contnorm.paper.claims import ClaimCase
         >>> no_interval_reason(ClaimCase("cn against bn", 0, "undecided", None, None))
         'no values in the records'
     """
@@ -171,6 +181,7 @@ def case_numbers(case: ClaimCase) -> tuple[str, str, str, str]:
     Example:
         >>> from contnorm.bench.stats import summarize_differences
         >>> pair = summarize_differences([1.0, 2.0, 3.0])
+        >>> from contnorm.paper.claims import ClaimCase
         >>> case_numbers(ClaimCase("cn against bn", 3, "undecided", pair, pair.t))
         ('+2.00', '-0.48 to +4.48', '+1.00 to +3.00', '+2.00')
     """

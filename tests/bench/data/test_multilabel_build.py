@@ -170,7 +170,7 @@ def test_starting_workers_block_sigint(tmp_path: Path, monkeypatch: pytest.Monke
             waiting.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
             return super().submit(*what, **named)
 
-    monkeypatch.setattr(decoding, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", Pool)
     monkeypatch.setattr(building, "ROWS", 2)
     monkeypatch.setattr(stored, "ROWS", 2)
     build(few(tmp_path / "pictures"), tmp_path / "few", SIDE, jobs=2)

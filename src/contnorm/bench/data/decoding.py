@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import io
-import multiprocessing
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Executor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from contnorm.bench.data.dataset import Images
 from contnorm.bench.signals import block_signals, unblock_signals
 from contnorm.errors import UserError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 __all__ = [
     "BlockResult",
@@ -191,7 +192,7 @@ def decode_blocks(blocks: Sequence[RowBlock], pool: Executor | None) -> Generato
                 futures = [pool.submit(decode_block, block) for block in blocks]
             for future in as_completed(futures):
                 yield future.result()
-        except BrokenProcessPool as error:
+        except BrokenExecutor as error:
             raise UserError(
                 "a process that decoded pictures was killed, perhaps for lack of memory. Run the command again; fewer "
                 "processes need less memory."
@@ -202,6 +203,9 @@ def decode_blocks(blocks: Sequence[RowBlock], pool: Executor | None) -> Generato
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:
     """Create a pool of worker processes for `decode_blocks`."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_init_worker)
 
 
@@ -222,6 +226,8 @@ def _init_worker() -> None:
 
 
 def _end_with_parent() -> None:
+    import multiprocessing
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -7,11 +7,7 @@ under the name of a partial file.
 
 from __future__ import annotations
 
-import http.client
 import shutil
-import tarfile
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -145,6 +141,8 @@ def fetch(dataset: Fetchable, root: Path, base: str | None = None, progress: Pro
 
 def _unpack(archive: str, action: str, pooch: Any) -> None:
     """Unpack an archive into its folder, after a download or if a file is missing; a processor for pooch."""
+    import tarfile
+
     path = Path(archive)
     try:
         members = list(_members(path))
@@ -176,6 +174,8 @@ def _listing(archive: Path) -> Iterator[tuple[str, int, bool]]:
         with zipfile.ZipFile(archive) as file:
             yield from ((info.filename, info.file_size, True) for info in file.infolist() if not info.is_dir())
     else:
+        import tarfile
+
         with tarfile.open(archive) as file:
             yield from ((info.name, info.size, info.isreg()) for info in file if not info.isdir())
 
@@ -188,6 +188,8 @@ def _extract(archive: Path, targets: dict[str, Path]) -> None:
                 with file.open(name) as content:
                     _write(content, target)
     else:
+        import tarfile
+
         with tarfile.open(archive) as file:
             for info in file:
                 member = file.extractfile(info) if info.isreg() else None
@@ -214,6 +216,9 @@ class _ResumingDownloader:
         self.part, self.limit, self.progress = part, limit, progress
 
     def __call__(self, url: str, output_file: Any, pooch: Any) -> None:
+        import http.client
+        import urllib.error
+
         self.part.parent.mkdir(parents=True, exist_ok=True)
         if self.part.is_symlink():  # it would be written through; a data set from elsewhere may contain one
             self.part.unlink()
@@ -225,6 +230,9 @@ class _ResumingDownloader:
         self.part.unlink()
 
     def _download(self, url: str) -> None:
+        import urllib.error
+        import urllib.request
+
         received = self.part.stat().st_size if self.part.exists() else 0
         if received > self.limit:
             self.part.unlink()

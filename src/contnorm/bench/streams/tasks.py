@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import StreamConfig, merge_settings
 from contnorm.bench.data.arrays import ArraySource
-from contnorm.bench.data.dataset import MultiLabelSource
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import MultiLabelSource, Source
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.splits import SplitSamples, split_samples
 from contnorm.errors import UserError, unknown
