@@ -313,7 +313,20 @@ def test_table_json_and_figure(tmp_path: Path, knowing: Knowing) -> None:
         png.load()
         assert png.width > png.height > 400
     drawn = (tmp_path / "effect.svg").read_text()
+    assert len(actual.plot().axes) == 4, "three panels and a color bar"
+    assert actual.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     assert drawn == (tmp_path / "again.svg").read_text() and "running to oracle moments" in drawn
+
+
+def test_figure_keeps_the_backend_of_a_notebook(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    before = matplotlib.get_backend()
+    matplotlib.use("svg")
+    try:
+        Diagnosis("Net", ("0",), (), (60.0,), (60.0,), (60.0,)).draw(tmp_path / "effect.png")
+        assert matplotlib.get_backend() == "svg"
+    finally:
+        matplotlib.use(before)
 
 
 class Once:

@@ -32,7 +32,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "tutorials"
 LIMIT = 240  # seconds for a cell; a tutorial takes about 30 on a free core
-COLORS = 128  # of the palette of a figure
+COLORS = 256  # of the palette of a figure
 WIDEST = 1000  # pixels of a figure
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -160,7 +160,7 @@ def shrink(encoded: str) -> str:
     if image.width > WIDEST:
         image = image.resize((WIDEST, round(image.height * WIDEST / image.width)), Image.Resampling.LANCZOS)
     small = io.BytesIO()
-    image.quantize(COLORS, dither=Image.Dither.NONE).save(small, format="PNG", optimize=True)
+    image.quantize(COLORS, kmeans=2, dither=Image.Dither.NONE).save(small, format="PNG", optimize=True)
     return base64.b64encode(small.getvalue()).decode()
 
 

@@ -23,6 +23,8 @@ pytest.importorskip("PIL", reason="pillow is not installed")
 
 from PIL import Image  # noqa: E402
 
+from contnorm.bench.archives import read_archive  # noqa: E402
+from tests.committed_records import RUNS  # noqa: E402
 from tests.tutorials import notebooks  # noqa: E402
 
 POINTS = 5.0  # an accuracy on 1,000 images after training differs by 1 to 2 points between seeds
@@ -260,3 +262,46 @@ def test_check_writes_nothing_and_fails_on_a_stale_file(
         "sample: written",
         "sample: unchanged",
     ]
+
+
+@pytest.mark.slow
+def test_runs_of_a_notebook_use_worker_processes(tmp_path: Path) -> None:
+    """A network that is defined in a notebook is sent to the processes of `lanes=2`."""
+    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
+    path = tmp_path / "sample.ipynb"
+    write_notebook(
+        path,
+        "from torch import nn\n"
+        "from contnorm import bench\n"
+        "def make(input_shape, num_outputs):\n"
+        "    layers = nn.Linear(784, 16), nn.BatchNorm1d(16), nn.Linear(16, num_outputs)\n"
+        "    return nn.Sequential(nn.Flatten(), *layers)\n"
+        "stream = bench.load_stream('split-mnist', source='digits', tasks=2, train_per_task=40)\n"
+        "bench.run(stream, model=make, norm='bn', seeds=2, lanes=2, runs='runs', tag='linear')",
+    )
+    (cell,) = code_cells(notebooks.execute(path, tmp_path))
+    streams = [output.text for output in cell.outputs if output.output_type == "stream"]
+    assert "in this process" not in "".join(streams), "the seeds did not run in worker processes"
+    (shown,) = [output.data for output in cell.outputs if output.output_type == "execute_result"]
+    assert "(2 seeds)" in shown["text/html"] and "data:image/png;base64," in shown["text/html"]
+    assert len(list((tmp_path / "runs").glob("*/*.json"))) == 2
+
+
+def test_archive_of_compare_two_norms_has_committed_records() -> None:
+    """The archive beside the notebook is a selection of docs/records; its seals say that nothing was changed."""
+    archive = notebooks.FOLDER / "compare-two-norms.jsonl.gz"
+    selected = {(record.hash, record.seed): record.raw for record in read_archive(archive).records}
+    committed = read_archive(RUNS / "split-cifar100-fresh-seeds.jsonl.gz").records
+    expected = {
+        (record.hash, record.seed): record.raw
+        for record in committed
+        if record.config.strategy.name == "er" and record.config.norm.name in ("bn", "cn", "in")
+    }
+    assert selected == expected and len(selected) == 160
+
+
+def test_overview_lists_all_tutorials() -> None:
+    page = (notebooks.FOLDER / "README.md").read_text()
+    listed = dict((slug, title) for title, slug in re.findall(r"^\| \[(.+?)\]\((.+?)\.ipynb\)", page, re.MULTILINE))
+    titles = {path.stem: notebooks.read(path).cells[0].source.splitlines()[0] for path in TUTORIALS}
+    assert {slug: f"# {title}" for slug, title in listed.items()} == titles

@@ -68,7 +68,14 @@ class PairedDecision(Decision):
         return self.sentence
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.sentence)}</p>"
+        """Show the verdict and, as a table, the stages."""
+        rows = [
+            f"<tr><td>{look.seeds}</td><td>{round(look.mean, 2) + 0.0:+.2f}</td><td>{look.interval}</td></tr>"
+            for look in self.looks
+        ]
+        head = "<tr><th>seeds</th><th>mean difference</th><th>interval of the stage</th></tr>"
+        table = f"<table>{head}{''.join(rows)}</table>" if rows else ""
+        return f"<p>{html.escape(self.sentence)}</p>{table}"
 
 
 def decision_sentence(decision: Decision, names: tuple[str, str], score: str) -> str:

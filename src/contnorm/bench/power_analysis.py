@@ -91,12 +91,22 @@ class PowerTable:
         lines = [self.summary]
         for row in self.rows:
             fixed, staged = format_seeds(row.fixed), format_seeds(row.staged)
-            lines.append(f"a difference of {row.difference:g} points: {fixed} seeds in one test, {staged} in stages")
+            points = f"{row.difference:g} point{'' if row.difference == 1 else 's'}"
+            lines.append(f"a difference of {points}: {fixed} seeds in one test, {staged} in stages")
         lines.append(f"equivalence: {self.reach}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        """Show the numbers of seeds as a table."""
+        rows = [
+            f"<tr><td>{row.difference:g}</td><td>{format_seeds(row.fixed)}</td><td>{format_seeds(row.staged)}</td></tr>"
+            for row in self.rows
+        ]
+        head = "<tr><th>difference (points)</th><th>seeds in one test</th><th>seeds in stages</th></tr>"
+        return (
+            f"<p>{html.escape(self.summary)}</p><table>{head}{''.join(rows)}</table>"
+            f"<p>{html.escape(f'Equivalence: {self.reach}.')}</p>"
+        )
 
 
 def power(

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.escape import escape_terminal, shorten
+from contnorm.bench.figures import with_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["draw_diagnosis"]
+__all__ = ["diagnosis_figure", "draw_diagnosis"]
 
 BLUE, ORANGE, GREEN, INK = "#4477aa", "#ee7733", "#228833", "#55555a"
 BARS = (("running", "running moments", BLUE), ("oracle", "oracle moments", ORANGE), ("own", "the task's own", GREEN))
@@ -42,11 +44,26 @@ def draw_diagnosis(result: Mapping[str, Any], path: str | Path) -> None:
     """
     import matplotlib
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    style: dict[Any, Any] = {"svg.hashsalt": "contnorm", "svg.fonttype": "none"}
+    with matplotlib.rc_context(style):
+        metadata = {"Date": None} if str(path).endswith(".svg") else None
+        diagnosis_figure(result).savefig(path, metadata=metadata, dpi=150)
 
-    style: dict[Any, Any] = {"svg.hashsalt": "contnorm", "svg.fonttype": "none", "font.family": "sans-serif"}
-    style["text.parse_math"] = False  # a dollar sign in a name is not a formula
+
+def diagnosis_figure(result: Mapping[str, Any]) -> Figure:
+    """Figure of a diagnosis, which notebooks show. It does not use pyplot, so the backend of a notebook stays.
+
+    Args:
+        result: Result of `Diagnosis.as_dict`.
+
+    Example:
+        >>> plain = {"tasks": ["0"], "running": [50.0], "oracle": [50.0], "own": [50.0], "learned": None}
+        >>> len(diagnosis_figure({**plain, "layers": [], "sentence": "Nothing."}).axes)
+        1
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
     diagnosis = _escape_names(result)
     panels = [_accuracies, _drift, _by_task] if diagnosis["layers"] else [_accuracies]
     wide, tall = (
@@ -54,15 +71,15 @@ def draw_diagnosis(result: Mapping[str, Any], path: str | Path) -> None:
         max(PANEL_SIZE, 1.6 + 0.22 * len(diagnosis["layers"])),
     )  # room for names
     aside = CHARACTER_WIDTH * max((len(layer["layer"]) for layer in diagnosis["layers"]), default=0)
-    with plt.rc_context(style):
-        figure, axes = plt.subplots(
-            1, len(panels), figsize=(wide * len(panels) + aside, tall), squeeze=False, layout="constrained"
-        )
+    style: dict[Any, Any] = {"font.family": "sans-serif"}
+    style["text.parse_math"] = False  # a dollar sign in a name is not a formula
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(wide * len(panels) + aside, tall), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)
         for panel, place in zip(panels, axes[0], strict=True):
             panel(place, diagnosis)
         figure.suptitle("\n".join(textwrap.wrap(diagnosis["sentence"], 45 * len(panels))), fontsize=11)
-        figure.savefig(path, metadata={"Date": None} if str(path).endswith(".svg") else None, dpi=150)
-        plt.close(figure)
+    return with_png(figure)
 
 
 def _escape_names(diagnosis: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.escape import escape_terminal
-from contnorm.diagnosis.figure import draw_diagnosis
+from contnorm.diagnosis.figure import diagnosis_figure, draw_diagnosis
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Bounds", "Diagnosis", "Distance", "LayerDistances", "gain", "mean_diagnosis", "pair_sentence"]
 
@@ -215,6 +218,10 @@ class Diagnosis:
     def draw(self, path: str | Path) -> None:
         """Plot accuracies and distances to a file; its suffix sets the format. Requires matplotlib."""
         draw_diagnosis(self.as_dict(), path)
+
+    def plot(self) -> Figure:
+        """Return the figure that `draw` writes, for a notebook. Requires matplotlib."""
+        return diagnosis_figure(self.as_dict())
 
     def __str__(self) -> str:
         return f"{self.table()}\n\n{textwrap.fill(self.sentence, WIDTH, break_on_hyphens=False)}"

@@ -125,6 +125,24 @@ def test_every_class_of_a_task_needs_training_and_test_samples(arrays: Arrays) -
     assert bench.Stream.from_arrays(*untested, task_ids=ids).num_outputs == 6
 
 
+def test_notebook_shows_tasks_of_stream(arrays: Arrays) -> None:
+    x, y, x_test, y_test = arrays
+    names = np.array(["<a>", "b", "c", "d", "e", "f"])
+    stream = bench.Stream.from_arrays(x, names[y], x_test, names[y_test], tasks=3)
+    table = stream._repr_html_()
+    assert table.count("<tr>") == 4 and "<td>&lt;a&gt;, b</td>" in table and "<a>" not in table
+    train, test = (len(part) for part in (stream.tasks[0].train, stream.tasks[0].test))
+    assert f"<td>{train}</td><td>{test}</td>" in table
+    assert repr(stream.tasks[0].test) == f"TaskDataset({test} test samples)"
+
+
+def test_notebook_shows_some_tasks_of_a_long_stream() -> None:
+    y = np.repeat(np.arange(50), 2)
+    x = np.zeros((100, 2))
+    table = bench.Stream.from_arrays(x, y, x, y, tasks=25)._repr_html_()
+    assert table.count("<tr>") == 21 and "25 tasks" in table
+
+
 def test_source_has_a_short_repr(arrays: Arrays, tmp_path: Path) -> None:
     text = repr(bench.Stream.from_arrays(*arrays, tasks=3).source)
     assert text.startswith("ArraySource('arrays@") and text.endswith("train=(240, 12), test=(120, 12), classes=6)")

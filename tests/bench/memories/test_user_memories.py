@@ -370,3 +370,25 @@ def test_checked_memory_names_the_step() -> None:
 def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "text"),
+    [
+        (bench.Ring(50), "Ring(50, per='task')"),
+        (bench.Reservoir(500), "Reservoir(500)"),
+        (Newest(8), "Newest(8)"),
+        (RandomSlots(8, probability=0.25), "RandomSlots(8, probability=0.25)"),
+    ],
+    ids=["ring", "reservoir", "own", "own settings"],
+)
+def test_repr_is_the_call_that_makes_a_memory(memory: bench.Memory, text: str) -> None:
+    assert repr(memory) == text
+
+
+def test_repr_of_a_memory_without_init_has_its_class() -> None:
+    class Bare(bench.Memory):
+        def __init__(self) -> None:
+            pass
+
+    assert repr(Bare()) == "Bare()"

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig
-from contnorm.bench.strategies.base import Batch, OutputMask
+from contnorm.bench.strategies.base import Batch, OutputMask, Single
 from contnorm.bench.strategies.build import build_strategy, check_loss
+from contnorm.bench.strategies.er import ER
 from contnorm.errors import UserCodeError, UserError
 
 HEAD = OutputMask(torch.ones(1, 3, dtype=torch.bool))
@@ -64,3 +65,9 @@ def test_invalid_loss_result_is_refused(answer: object, stores: bool, said: str)
 def test_valid_loss_result_is_unchanged(logits: Tensor | None) -> None:
     loss, stored = check_loss("mine.py:Mine", (LOSS, logits), logits is not None, HEAD, STREAM)
     assert loss is LOSS and stored is logits
+
+
+def test_repr_is_the_call_that_makes_a_strategy() -> None:
+    assert repr(ER(replay=20, forward="separate")) == "ER(replay=20, forward='separate')"
+    assert repr(Single()) == "Single()"
+    assert repr(object.__new__(ER)) == "ER()"

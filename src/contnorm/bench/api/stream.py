@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from contnorm.errors import UserError
 __all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
 
 CPU = torch.device("cpu")
+MOST_SHOWN = 20  # tasks of a stream, and classes of a task, in the table of a notebook
 
 
 class TaskDataset(Dataset[tuple[Tensor, int]]):
@@ -62,6 +64,9 @@ class TaskDataset(Dataset[tuple[Tensor, int]]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"TaskDataset({len(self)} {'test' if self._test else 'training'} samples)"
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         items = torch.from_numpy(self._items[[index]])
@@ -371,6 +376,18 @@ class Stream:
             f"{self.num_classes} classes, {len(sequence.train)} training and {len(sequence.test)} test samples of "
             f"shape {shape})"
         )
+
+    def _repr_html_(self) -> str:
+        """Show the tasks as a table; the data is loaded for it."""
+        rows = []
+        for task in self.tasks[:MOST_SHOWN]:
+            names = ", ".join(str(name) for name in task.classes[:MOST_SHOWN])
+            names += ", ..." if len(task.classes) > MOST_SHOWN else ""
+            cells = (str(task.index), names, f"{len(task.train):,}", f"{len(task.test):,}")
+            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+        head = "<tr><th>task</th><th>classes</th><th>training samples</th><th>test samples</th></tr>"
+        rest = f"<p>... {self.num_tasks} tasks</p>" if self.num_tasks > MOST_SHOWN else ""
+        return f"<p>{html.escape(repr(self))}</p><table>{head}{''.join(rows)}</table>{rest}"
 
 
 def load_stream(name: str, root: str | Path | None = None, *, allow_missing: bool = False, **settings: Any) -> Stream:

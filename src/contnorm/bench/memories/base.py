@@ -123,6 +123,19 @@ class Memory:
         """The settings of a run with this memory, by dotted key."""
         return {**({"memory.kind": self.name} if self.name else {}), "memory.size": self.size, **self._own_overrides}
 
+    def __repr__(self) -> str:
+        """Return the call that makes this memory; the class alone if a subclass has not called ``__init__``.
+
+        Example:
+            >>> Memory(50)
+            Memory(50)
+        """
+        if "_own_overrides" not in self.__dict__:
+            return f"{type(self).__name__}()"
+        own = {key: value for key, value in self.overrides.items() if key not in ("memory.kind", "memory.size")}
+        settings = [f"{key.removeprefix('memory.')}={value!r}" for key, value in own.items()]
+        return f"{type(self).__name__}({', '.join([repr(self.size), *settings])})"
+
     def bind(self, stream: StreamInfo, generator: np.random.Generator) -> Self:
         """Set the stream and the random generator, call ``setup``, and return the memory."""
         if self._table is not None:

@@ -150,6 +150,17 @@ class Strategy:
         explicit = {f"strategy.{name}" for name in own_setting_names(type(self))}  # None may be a value of these
         self.overrides = {key: value for key, value in values.items() if value is not None or key in explicit}
 
+    def __repr__(self) -> str:
+        """Return the call that makes this strategy; the class alone if a subclass has not called ``__init__``.
+
+        Example:
+            >>> Single()
+            Single()
+        """
+        own = {key: value for key, value in getattr(self, "overrides", {}).items() if key != "strategy.name"}
+        settings = [f"{key.rpartition('.')[2]}={value!r}" for key, value in own.items()]
+        return f"{type(self).__name__}({', '.join(settings)})"
+
     def setup(self) -> None:
         """Create tensors and modules; called once, when the network is on its device, before the first step."""
 
