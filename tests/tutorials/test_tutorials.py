@@ -302,6 +302,6 @@ def test_archive_of_compare_two_norms_has_committed_records() -> None:
 
 def test_overview_lists_all_tutorials() -> None:
     page = (notebooks.FOLDER / "README.md").read_text()
-    listed = dict((slug, title) for title, slug in re.findall(r"^\| \[(.+?)\]\((.+?)\.ipynb\)", page, re.MULTILINE))
+    listed = {slug: title for title, slug in re.findall(r"^\| \[(.+?)\]\((.+?)\.ipynb\)", page, re.MULTILINE)}
     titles = {path.stem: notebooks.read(path).cells[0].source.splitlines()[0] for path in TUTORIALS}
     assert {slug: f"# {title}" for slug, title in listed.items()} == titles
