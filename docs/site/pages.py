@@ -146,6 +146,17 @@ def _size(file: Path) -> str:
     return f"{size} B" if size < 1024 else f"{size / 1024:,.0f} KB"
 
 
+def plain_tables(text: str) -> str:
+    """Return the text with tables of pandas as plain ones, which the theme styles and lets scroll on narrow screens.
+
+    Example:
+        >>> plain_tables('<style scoped>\\ntd {}\\n</style><table border="1" class="dataframe">')
+        '<table>'
+    """
+    text = re.sub(r"<style scoped>.*?</style>\s*", "", text, flags=re.S)
+    return text.replace('<table border="1" class="dataframe">', "<table>")
+
+
 def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     """Return a notebook as Markdown with its stored outputs, and its figures by file name.
 
@@ -163,6 +174,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
         alternative = alternatives.get(match["cell"]) or ALT_TEXT
         return f"![{alternative}]({prefix}-{match['cell']}_{match['rest']})"
 
+    body = plain_tables(body)
     body = re.sub(r"!\[\w+\]\(output_(?P<cell>\d+)_(?P<rest>[\w.]+)\)", figure, body)
     title, _, rest = body.lstrip().partition("\n")
     return f"{title}\n\n[Download this notebook]({path.name}){{ .notebook-download download }}\n{rest}", figures

@@ -9,6 +9,7 @@ import pytest
 from contnorm.bench.decision import PairedDecision
 from contnorm.bench.power_analysis import power_of_spread
 from contnorm.bench.sequential import decide_differences
+from contnorm.bench.spread import spread_ratio
 
 
 def decision_of(differences: list[float]) -> PairedDecision:
@@ -42,3 +43,12 @@ def test_power_shows_seeds_of_each_difference() -> None:
 @pytest.mark.parametrize(("difference", "text"), [(1, "1 point:"), (0.5, "0.5 points:"), (2, "2 points:")])
 def test_power_counts_points(difference: float, text: str) -> None:
     assert f"a difference of {text}" in str(power_of_spread([1.2, -0.3, 0.8], differences=[difference]))
+
+
+def test_spread_shows_verdict_and_ratios() -> None:
+    wide = {seed: 3.0 * (-1) ** seed + seed / 40 for seed in range(40)}
+    narrow = {seed: 0.5 * (-1) ** seed + seed / 40 for seed in range(40)}
+    spread = replace(spread_ratio(wide, narrow), names=("<bn>", "cn"), score="ACC")
+    shown = spread._repr_html_()
+    assert "<p>&lt;bn&gt; has a larger spread of ACC over seeds than cn.</p>" in shown and "<bn>" not in shown
+    assert f"<td>variances</td><td>{spread.variance}</td><td>{spread.variance_without_extremes}</td>" in shown

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +306,12 @@ def test_overview_lists_all_tutorials() -> None:
     listed = {slug: title for title, slug in re.findall(r"^\| \[(.+?)\]\((.+?)\.ipynb\)", page, re.MULTILINE)}
     titles = {path.stem: notebooks.read(path).cells[0].source.splitlines()[0] for path in TUTORIALS}
     assert {slug: f"# {title}" for slug, title in listed.items()} == titles
+
+
+def test_tables_of_pandas_get_the_style_of_the_site() -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    pytest.importorskip("nbconvert", reason="nbconvert is not installed")
+    path = notebooks.FOLDER / "first-experiment.ipynb"
+    assert 'class=\\"dataframe\\"' in path.read_text()
+    page, _ = runpy.run_path(str(notebooks.ROOT / "docs" / "site" / "pages.py"))["notebook_page"](path)
+    assert "<th>model.name</th>" in page and "dataframe" not in page and "<style" not in page

@@ -8,6 +8,7 @@ only if the second measure says so with these seeds and without them. docs/conce
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -104,6 +105,19 @@ class Spread:
             f"of each {self.deviation_without_extremes}; variance ratio {self.variance}, without these seeds "
             f"{self.variance_without_extremes}; {100 * self.level:g} % bootstrap intervals, {self.seeds} seeds"
         )
+
+    def _repr_html_(self) -> str:
+        """Show the verdict and, as a table, the ratios."""
+        ratios = (
+            ("mean absolute deviations", self.deviation, self.deviation_without_extremes),
+            ("variances", self.variance, self.variance_without_extremes),
+        )
+        rows = [f"<tr><td>{name}</td><td>{whole}</td><td>{inner}</td></tr>" for name, whole, inner in ratios]
+        without = f"without the {self.extremes} lowest and highest seeds of each"
+        head = f"<tr><th>ratio of</th><th>all {self.seeds} seeds</th><th>{without}</th></tr>"
+        verdict = self.sentence.removesuffix(f": {self}.")
+        intervals = f"In brackets: {100 * self.level:g} % bootstrap intervals."
+        return f"<p>{html.escape(verdict)}.</p><table>{head}{''.join(rows)}</table><p>{intervals}</p>"
 
 
 def spread_ratio(
