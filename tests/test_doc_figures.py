@@ -143,3 +143,12 @@ def test_site_shows_the_figure_of_its_scheme() -> None:
         assert re.findall(r"figures/([\w-]+)-(light|dark)\.svg#only-(light|dark)\)", shown) == [
             (name, scheme, scheme) for name in names for scheme in SCHEMES
         ]
+
+
+def test_readme_states_the_speed_of_the_benchmarks() -> None:
+    """Counted again from the tables of the page, and from the steps of both measurements in milliseconds."""
+    train = (ROOT / "docs" / "benchmarks.md").read_text().partition("<!-- rows: train -->")[2].partition("<!-- end")[0]
+    times = [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+) / ([\d.]+) = ", train)]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"CN is faster than BN in {sum(cn < bn for cn, bn in times)} of {len(times)} cases" in readme
+    assert f"takes {10.836 / 6.958:.1f} to {11.458 / 5.618:.1f} times as long" in readme

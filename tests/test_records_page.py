@@ -380,7 +380,9 @@ def test_panel_comparisons_match_the_records(panel: dict[tuple[str, str], Scores
     higher = [row[:2] for row in rows if row[-1].startswith("higher")]
     assert higher == ([(MEMORY, "CN")] if strategy == "DER++" else [])
     on_bn, on_cn = ("undecided", "higher") if strategy == "DER++" else ("undecided", "undecided")
-    assert re.search(rf"{re.escape(strategy)}, BN evaluated.*? on BN \({on_bn}\), \S+ points on CN \({on_cn}\)", README)
+    assert re.search(
+        rf"{re.escape(strategy)}, BN evaluated.*? over BN \({on_bn}\), \S+ points over CN \({on_cn}\)", README
+    )
 
 
 @pytest.mark.parametrize("strategy", LONGER)
@@ -395,7 +397,7 @@ def test_panel_advantage_of_the_memory_is_stated(panel: dict[tuple[str, str], Sc
     if strategy == "DER++":
         above = {label for label in mean if mean[label] > mean["BN"] and RUNNING not in label}
         assert above == {MEMORY, "IABN"} and "no other entry has a higher mean than BN" in " ".join(PAGE.split())
-    gain = f"{mean[MEMORY] - mean['BN']:+.2f} points on BN"
+    gain = f"{mean[MEMORY] - mean['BN']:+.2f} points over BN"
     assert (
         f"{strategy}, BN evaluated with moments of the memory | it has the highest mean of all norms | {gain}" in README
     )

@@ -64,7 +64,7 @@ def _high_rate(strategy: str) -> str:
     means = ", ".join(f"{norm.upper()} {_mean_over_rates(norm, strategy):.1f}" for norm in ("cn", "bn"))
     return _row(
         f"{NAMES[strategy]}, learning rate too high ({HIGH_RATES[0]:g} to {HIGH_RATES[-1]:g})",
-        f"{above} is better" if _excludes_zero(pair) else f"{above} has the higher mean",
+        f"{above} is better (exploratory)" if _excludes_zero(pair) else f"{above} has the higher mean",
         f"{means} percent; CN - BN: {pair.mean:+.2f} points (95 %: {pair.t}, {len(pair.differences)} seeds)",
     )
 
@@ -92,7 +92,7 @@ def _memory_moments(strategy: str) -> str:
     parts = []
     for other in ("BN", "CN"):
         pair = plain(memory, selected(other.lower(), strategy))
-        parts.append(f"{pair.mean:+.2f} points on {other} ({against(MEMORY, other, strategy).verdict})")
+        parts.append(f"{pair.mean:+.2f} points over {other} ({against(MEMORY, other, strategy).verdict})")
     return _row(
         f"{NAMES[strategy]}, BN evaluated with moments of the memory",
         "it has the highest mean of all norms" if _has_highest_mean(strategy) else "no gain in the mean",
@@ -144,7 +144,9 @@ def speed_line() -> str:
     """Speed of CN compared with that of BN."""
     ratios = [ratio for by_case in layer_ratios().values() for ratio in by_case.values()]
     low, high = eager_ratios()
+    faster = sum(ratio < 1 for ratio in ratios)
     return (
-        f"**Speed** on one H200: in a CUDA graph, CN is faster than BN in {sum(ratio < 1 for ratio in ratios)} of "
-        f"{len(ratios)} cases.\nIn an eager loop, a training step with CN takes {low:.1f} to {high:.1f} times as long."
+        f"**Speed** on one H200: in a CUDA graph, CN is faster than BN in {faster} of {len(ratios)} cases.\n"
+        f"In an eager loop, a training step with CN takes {low:.1f} to {high:.1f} times as long.\n"
+        "See the [benchmarks](docs/benchmarks.md)."
     )
