@@ -78,7 +78,8 @@ def page() -> str:
     ]
     lines = [_INTRODUCTION, ""]
     lines += table(("name", "meaning", "formula", "range", "better", "`definition=`", "example"), rows)
-    lines += ["", _EXAMPLE, "", "## The same names in mammoth and Avalanche", "", _OTHERS, ""]
+    lines += ["", _EXAMPLE, "", "## The same names in mammoth and Avalanche", ""]
+    lines += [_OTHERS.format(**{name: function(matrix) for name, function in SCORES.items()}), ""]
     lines += table(("metric", "here", "mammoth", "Avalanche"), _ELSEWHERE)
     lines += ["", _IMPLEMENTATIONS, "", "## Multi-label scores", "", _MULTI_LABEL, ""]
     label_rows = [(code(name), code(m.formula), m.range, m.better) for name, m in LABEL_METRICS.items()]
@@ -148,9 +149,9 @@ assert forgetting(lower, "facil") == forgetting(lower, "paper") == forgetting(ma
 ```"""
 
 _OTHERS = """\
-Numbers of different libraries can be compared only if their definitions agree. For the worked example, FM is 9.67 here,
-13.00 in mammoth and 8.33 in Avalanche. To compare with mammoth, use `fm_mammoth`; with Avalanche, `fm_first`:
-`contnorm show --columns acc,fm,fm_mammoth,fm_first`."""
+Numbers of different libraries can be compared only if their definitions agree. For the worked example, FM is
+{fm:.2f} here, {fm_mammoth:.2f} in mammoth and {fm_first:.2f} in Avalanche. To compare with mammoth, use `fm_mammoth`;
+with Avalanche, `fm_first`: `contnorm show --columns acc,fm,fm_mammoth,fm_first`."""
 
 _IMPLEMENTATIONS = """\
 mammoth: `utils/metrics.py`. Avalanche 0.6: `evaluation/metrics/forgetting_bwt.py`, `forward_transfer.py` and
