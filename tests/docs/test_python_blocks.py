@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,13 @@ SLOW_PAGES = ("README.md", *(f"docs/howto/{guide}.md" for guide in SLOW_GUIDES))
         if blocks(page, "python")
     ],
 )
-def test_python_of_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the blocks of a page as one script, in an empty folder that has the docs of the checkout."""
+def test_python_of_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run the blocks of a page as one script, in an empty folder that has the docs of the checkout.
+
+    A text block after a Python block is output of that page.
+    """
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     script = tmp_path / f"{page.stem.replace('-', '_')}.py"
     script.write_text("\n".join(block.text for block in blocks(page, "python")))
@@ -33,6 +39,10 @@ def test_python_of_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         if page.parent.name == "integrations":
             warnings.simplefilter("ignore")  # frameworks advise about workers, loggers and their own future
         runpy.run_path(str(script), run_name="__main__")
+    printed = capsys.readouterr().out
+    for code, output in pairwise(blocks(page)):
+        if code.language == "python" and output.language == "text":
+            assert output.text in printed, f"{page_name(page)}:{output.line}: the page shows other output"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
