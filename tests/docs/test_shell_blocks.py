@@ -12,7 +12,7 @@ import pytest
 
 from contnorm.bench.config import defaults
 from contnorm.bench.streams.tasks import STREAMS
-from tests.docs.pages import PAGES, ROOT, SHELLS, blocks, commands, page_name
+from tests.docs.pages import PAGES, ROOT, SHELLS, blocks, commands, page_name, shell_lines
 from tests.docs.reader_folder import installed_package, prepare_folder
 from tests.docs.shell import Shell, call_program
 
@@ -51,6 +51,13 @@ SLOW = {
     "docs/results/figure3.md",
     "docs/results/table1.md",
 }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_console_blocks_have_prompts(page: Path) -> None:
+    """Lines without a prompt are output, so that a block without any would not be run."""
+    for block in blocks(page, "console"):
+        assert shell_lines(block), f"{page_name(page)}:{block.line}: begin each command with '$ ', or use sh"
 
 
 @pytest.fixture
