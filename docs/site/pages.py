@@ -34,6 +34,10 @@ __all__ = ["expand_globs", "notebook_page", "on_config", "on_files", "on_page_ma
 PROJECT = "project"  # folder of the site for files from outside of docs
 START_PAGE = "index.md"
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".sh": "sh"}
+SEARCH_BOOSTS = {
+    2.0: ("faq.md", "glossary.md", "which-norm.md", "concepts/deciding.md"),
+    0.3: ("results/*.md", "results/*/*.md", "records/*.md", "project/*.md"),
+}
 ALT_TEXT = "Figure drawn by the code above"
 TEMPLATE = """{%- extends "markdown/index.md.j2" -%}
 {% macro printed(text) %}
@@ -177,7 +181,8 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     body = plain_tables(body)
     body = re.sub(r"!\[\w+\]\(output_(?P<cell>\d+)_(?P<rest>[\w.]+)\)", figure, body)
     title, _, rest = body.lstrip().partition("\n")
-    return f"{title}\n\n[Download this notebook]({path.name}){{ .notebook-download download }}\n{rest}", figures
+    download = f"[Download this notebook]({path.name}){{ download={path.name} }}"
+    return f"{title}\n\n{download}\n{rest}", figures
 
 
 def _generated(config: MkDocsConfig, uri: str, content: str | bytes, *, in_nav: bool = False) -> File:
@@ -242,12 +247,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def search_rank(uri: str) -> dict[str, Any] | None:
+    """Return the settings of the search for a page: answers before long tables, and no source files."""
+    if uri.startswith(f"{PROJECT}/") and "/" in uri.removeprefix(f"{PROJECT}/"):
+        return {"exclude": True}
+    for boost, globs in SEARCH_BOOSTS.items():
+        if any(_matches(uri, glob) for glob in globs):
+            return {"boost": boost}
+    return None
+
+
 @event_priority(100)
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point the links of a page to the places of files on the site.
 
-    A comment before the title is removed, since MkDocs takes the title from the first line.
+    A comment before the title is removed, since MkDocs takes the title from the first line. The search ranks pages by
+    their folder.
     """
+    if "search" not in page.meta and (rank := search_rank(page.file.src_uri)) is not None:
+        page.meta["search"] = rank
     root = Path(config.docs_dir).parent
     markdown = re.sub(r"\A\s*<!--.*?-->\s*(?=# )", "", markdown, flags=re.S)
     return rewrite_links(markdown, repository_path(page.file.src_uri), page.file.src_uri, root)

@@ -1,0 +1,151 @@
+"""The site in a real browser, opened from disk: navigation, search, notebooks, widths and console messages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PHONE, DESKTOP = 390, 1440
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+BROKEN_IMAGES = "[...document.images].filter(i => i.complete && i.naturalWidth === 0).map(i => i.src)"
+SEARCH = "input[data-md-component=search-query]"
+HIT = ".md-search-result__link"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium here: apt-get install -y chromium")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@contextmanager
+def opened(browser: Any, path: Path, width: int, scheme: str = "light") -> Iterator[Any]:
+    """Open a page; at the end, there must be no message of the console and no request to another host."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("requestfailed", lambda request: messages.append(f"failed: {request.url}"))
+    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or messages.append(request.url))
+    page.goto(path.as_uri())
+    yield page
+    page.close()
+    assert not messages
+
+
+def search(page: Any, words: str) -> list[str]:
+    """Type words into the search and return the addresses of the hits."""
+    page.click(SEARCH)
+    page.wait_for_selector(".md-search-result__meta:has-text('Type to start searching')", timeout=60_000)
+    page.type(SEARCH, words)
+    page.wait_for_selector(f"{HIT} mark", timeout=60_000, state="attached")
+    return [link.get_attribute("href") for link in page.query_selector_all(HIT)]
+
+
+def test_tabs_lead_to_the_sections_in_order(site: Path, browser: Any) -> None:
+    with opened(browser, site / "index.html", DESKTOP) as page:
+        tabs = [tab.inner_text().strip() for tab in page.query_selector_all(".md-tabs__link")]
+        page.click(".md-tabs__link:has-text('Background')")
+        page.wait_for_url("**/concepts/why-bn-forgets.html")
+        page.click(".md-sidebar--primary a:has-text('rivals')")
+        page.wait_for_url("**/concepts/rivals.html")
+        assert "rivals" in page.inner_text("h1")
+    order = "Start, Which norm?, Tutorials, How-to, Integrations, Reference, Background, Results, Benchmarks, About"
+    assert ", ".join(tabs) == order
+
+
+def test_menu_of_a_phone_leads_to_a_page(site: Path, browser: Any) -> None:
+    with opened(browser, site / "index.html", PHONE) as page:
+        page.click(".md-header label[for=__drawer]")
+        page.click(".md-nav__title[for=__nav_1]")  # from the section to the list of all sections
+        page.click(".md-nav--primary > .md-nav__list > .md-nav__item > a:has-text('Which norm?')")
+        page.wait_for_url("**/which-norm.html")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("mini-ImageNet", "faq.html"),
+        ("timm", "integrations/timm.html"),
+        ("how many seeds", "concepts/deciding.html"),
+        ("FM mammoth", "glossary.html"),
+    ],
+)
+def test_search_from_disk_finds(site: Path, browser: Any, words: str, expected: str) -> None:
+    with opened(browser, site / "howto" / "sweeps.html", DESKTOP) as page:
+        hits = search(page, words)
+        assert any(f"/{expected}" in hit for hit in hits), hits[:10]
+        page.click(f"{HIT}[href*='/{expected}']")
+        page.wait_for_url(f"**/{expected}*")
+
+
+def test_notebook_page_shows_code_output_and_figure(site: Path, browser: Any) -> None:
+    figures = sorted((site / "tutorials").glob("*.png")) + sorted((site / "tutorials").glob("*.svg"))
+    assert figures, "no tutorial has a figure"
+    notebook = next(page for page in (site / "tutorials").glob("*.html") if figures[0].name in page.read_text())
+    with opened(browser, notebook, DESKTOP) as page:
+        assert page.query_selector(".highlight code .kn"), "highlighted code"
+        assert page.query_selector(".output"), "printed output"
+        image = page.query_selector(f"img[src='{figures[0].name}']")
+        image.scroll_into_view_if_needed()
+        page.wait_for_function("image => image.complete", arg=image)
+        assert image.evaluate("image => image.naturalWidth") > 100 and image.get_attribute("alt")
+        assert image.bounding_box()["width"] <= page.query_selector("article").bounding_box()["width"]
+        assert page.query_selector("a[download][href$='.ipynb']")
+
+
+def test_formula_has_a_height(site: Path, browser: Any) -> None:
+    with opened(browser, site / "concepts" / "rivals.html", DESKTOP) as page:
+        fraction = page.query_selector("math[display=block] mfrac").bounding_box()
+    assert fraction["height"] > 20
+
+
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_no_page_is_wider_than_the_window(site: Path, browser: Any, width: int) -> None:
+    pages = sorted(path for path in site.rglob("*.html") if path.name != "404.html")
+    if width == DESKTOP:
+        pages = [path for path in pages if path.parent != site / "project"][::4]
+    problems = {}
+    with opened(browser, pages[0], width) as page:
+        for path in pages:
+            page.goto(path.as_uri())
+            overflow, broken = page.evaluate(OVERFLOW), page.evaluate(BROKEN_IMAGES)
+            if overflow > 0 or broken:
+                problems[str(path.relative_to(site))] = (overflow, broken)
+    assert not problems
+
+
+def test_wide_table_scrolls_inside_its_box(site: Path, browser: Any) -> None:
+    with opened(browser, site / "which-norm.html", PHONE) as page:
+        box = page.wait_for_selector(".md-typeset__table")
+        scroll = page.query_selector(".md-typeset__scrollwrap")
+        inside = box.evaluate("table => table.getBoundingClientRect().width")
+        assert inside > PHONE > scroll.bounding_box()["width"] - 1
+        assert scroll.evaluate("e => { e.scrollLeft = 100; return e.scrollLeft }") == 100
+
+
+def test_colours_follow_the_system_and_the_toggle(site: Path, browser: Any) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    with opened(browser, site / "index.html", DESKTOP, "dark") as page:
+        dark = page.evaluate(ground)
+        page.click("label[title='Switch to light mode']")
+        light = page.evaluate(ground)
+    assert brightness(dark) < 200 < 600 < brightness(light)
+
+
+def brightness(colour: str) -> int:
+    red, green, blue = colour[colour.index("(") + 1 : -1].split(",")[:3]
+    return int(red) + int(green) + int(blue)
