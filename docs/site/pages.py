@@ -49,7 +49,14 @@ TEMPLATE = """{%- extends "markdown/index.md.j2" -%}
 {% endmacro %}
 {% block stream %}{{ printed(output.text) }}{% endblock stream %}
 {% block data_text scoped %}{{ printed(output.data["text/plain"]) }}{% endblock data_text %}
-"""  # printed text in a block of its own, which site.css tells from code
+{% block data_html scoped %}
+
+<div class="output-html">
+{{ output.data["text/html"] }}
+</div>
+
+{% endblock data_html %}
+"""  # printed text and tables in blocks of their own, for site.css
 
 _CODE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)[ ]*$|(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)", re.M | re.S)
 _LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?=(?:\s+\"[^\"]*\")?\))")
@@ -181,7 +188,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     body = plain_tables(body)
     body = re.sub(r"!\[\w+\]\(output_(?P<cell>\d+)_(?P<rest>[\w.]+)\)", figure, body)
     title, _, rest = body.lstrip().partition("\n")
-    download = f"[Download this notebook]({path.name}){{ download={path.name} }}"
+    download = f'<a href="{path.name}" download>Download this notebook</a>'  # a link in Markdown leads to the page
     return f"{title}\n\n{download}\n{rest}", figures
 
 

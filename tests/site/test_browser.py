@@ -33,12 +33,12 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(browser: Any, path: Path, width: int, scheme: str = "light") -> Iterator[Any]:
-    """Open a page; at the end, there must be no message of the console and no request to another host."""
+    """Open a page; at the end, there must be no error of the console and no request to another host."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     messages: list[str] = []
-    page.on("console", lambda message: messages.append(message.text))
+    page.on("console", lambda message: message.type == "error" and messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("requestfailed", lambda request: messages.append(f"failed: {request.url}"))
+    page.on("requestfailed", lambda request: "ABORTED" in request.failure or messages.append(request.url))
     page.on("request", lambda request: request.url.startswith(("file:", "data:")) or messages.append(request.url))
     page.goto(path.as_uri())
     yield page
@@ -129,12 +129,12 @@ def test_no_page_is_wider_than_the_window(site: Path, browser: Any, width: int) 
 
 
 def test_wide_table_scrolls_inside_its_box(site: Path, browser: Any) -> None:
-    with opened(browser, site / "which-norm.html", PHONE) as page:
+    with opened(browser, site / "reference" / "settings.html", PHONE) as page:
         box = page.wait_for_selector(".md-typeset__table")
         scroll = page.query_selector(".md-typeset__scrollwrap")
         inside = box.evaluate("table => table.getBoundingClientRect().width")
         assert inside > PHONE > scroll.bounding_box()["width"] - 1
-        assert scroll.evaluate("e => { e.scrollLeft = 100; return e.scrollLeft }") == 100
+        assert scroll.evaluate("e => { e.scrollLeft = 100; return e.scrollLeft }") > 0
 
 
 def test_colours_follow_the_system_and_the_toggle(site: Path, browser: Any) -> None:

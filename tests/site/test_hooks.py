@@ -97,7 +97,7 @@ def test_notebook_becomes_a_page_with_outputs(pages: ModuleType, tmp_path: Path)
         v4.new_notebook(cells=cells, metadata={"language_info": {"name": "python"}}), tmp_path / "first-steps.ipynb"
     )
     text, figures = pages.notebook_page(tmp_path / "first-steps.ipynb")
-    assert text.startswith("# Title\n\n[Download this notebook](first-steps.ipynb)")
+    assert text.startswith('# Title\n\n<a href="first-steps.ipynb" download>')
     assert f"```python\n{code}\n```" in text
     assert "````` { .text .output }\n0\n\n    1\n`````" in text
     assert "![Accuracy by task](first-steps-2_0.png)" in text and f"![{pages.ALT_TEXT}](first-steps-3_0.png)" in text
