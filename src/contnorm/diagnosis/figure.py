@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.escape import escape_terminal, shorten
-from contnorm.bench.figures import with_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,6 +62,8 @@ def diagnosis_figure(result: Mapping[str, Any]) -> Figure:
     """
     import matplotlib
     from matplotlib.figure import Figure
+
+    from contnorm.bench.figures import with_png  # needs numpy, which matplotlib has and torch alone has not
 
     diagnosis = _escape_names(result)
     panels = [_accuracies, _drift, _by_task] if diagnosis["layers"] else [_accuracies]
