@@ -7,6 +7,7 @@ checkout, also one that is installed with ``pip install -e``, has the commit tha
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -51,6 +52,10 @@ class BuildWithCommit(build_py):
         return Path(self.build_lib, "contnorm", NAME)
 
     def run(self) -> None:
+        target = self._commit_file().parent.resolve()
+        if not self.editable_mode and target != SOURCE.parent:
+            # An earlier build in the source tree leaves build/lib, with modules that may not exist any more.
+            shutil.rmtree(target, ignore_errors=True)
         super().run()
         if not self.editable_mode:
             write_commit(self._commit_file())

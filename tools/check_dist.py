@@ -1,7 +1,7 @@
 """Check the files that ``make dist`` has built: python tools/check_dist.py dist
 
-The folder must have one wheel and one sdist, of the same version and commit, with every file of the package, and
-without tests, records and caches.
+The folder must have one wheel and one sdist, of the same version and commit, with every file of the package and
+nothing else: no tests, records and caches, and no modules of an earlier build.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ def problems(folder: Path) -> list[str]:
     package = {path.relative_to(ROOT / "src").as_posix() for path in files}
     found = [f"{wheels[0].name}: lacks {name}." for name in sorted(package - set(wheel))]
     found += [f"{sdists[0].name}: lacks src/{name}." for name in sorted(package - {n[4:] for n in sdist})]
-    found += [
-        f"{path.name}: has {name}, which does not belong there."
-        for path, content in ((wheels[0], wheel), (sdists[0], sdist))
-        for name in content
-        if name.startswith(("tests/", "docs/", "examples/")) or "__pycache__" in name
-    ]
+    package |= {"contnorm/COMMIT"}
+    foreign = [(wheels[0], name) for name in sorted(set(wheel) - package) if ".dist-info/" not in name]
+    foreign += [(sdists[0], name) for name in sorted(sdist) if not _belongs_to_sdist(name, package)]
+    found += [f"{path.name}: has {name}, which does not belong there." for path, name in foreign]
     found += [
         f"{path.name}: has {path.stat().st_size:,} bytes, more than {LIMIT:,}."
         for path in (wheels[0], sdists[0])
@@ -40,6 +38,12 @@ def problems(folder: Path) -> list[str]:
     if commits[0] is None or commits[0] != commits[1]:
         found.append(f"{folder}: the commits of wheel and sdist are {commits[0]!r} and {commits[1]!r}.")
     return found
+
+
+def _belongs_to_sdist(name: str, package: set[str]) -> bool:
+    """Whether a file is one of the package, of its metadata, or beside them in the root of the repository."""
+    generated = name.startswith("src/contnorm.egg-info/") or name in ("PKG-INFO", "setup.cfg")
+    return name.removeprefix("src/") in package or generated or ("/" not in name and (ROOT / name).is_file())
 
 
 def _wheel(path: Path) -> dict[str, bytes]:

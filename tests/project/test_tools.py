@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -84,6 +88,34 @@ def test_release_check_compares_the_tag(release: Path) -> None:
 def test_dist_check_names_what_is_missing(tmp_path: Path) -> None:
     done = run(ROOT / "tools/check_dist.py", str(tmp_path))
     assert done.returncode == 1 and "0 wheels and 0 sdists" in done.stderr
+
+
+def test_dist_check_names_what_does_not_belong(tmp_path: Path) -> None:
+    files = [path for path in (ROOT / "src" / "contnorm").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    content = {path.relative_to(ROOT / "src").as_posix(): path.read_bytes() for path in files}
+    content["contnorm/COMMIT"] = b"0123456789ab\n"
+    write_dist(tmp_path, content)
+    done = run(ROOT / "tools/check_dist.py", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    content |= {"contnorm/catalog.py": b"", "tests/test_it.py": b"", "carry/note.txt": b""}
+    write_dist(tmp_path, content)
+    done = run(ROOT / "tools/check_dist.py", str(tmp_path))
+    assert done.returncode == 1
+    for name in ("contnorm/catalog.py", "tests/test_it.py", "carry/note.txt"):
+        assert f".whl: has {name}, which does not belong there." in done.stderr
+        assert f".tar.gz: has src/{name}, which does not belong there." in done.stderr
+
+
+def write_dist(folder: Path, content: Mapping[str, bytes]) -> None:
+    """Write a wheel and an sdist with these files."""
+    with zipfile.ZipFile(folder / "contnorm-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, data in content.items():
+            wheel.writestr(name, data)
+    with tarfile.open(folder / "contnorm-1.0.tar.gz", "w:gz", compresslevel=1) as sdist:
+        for name, data in content.items():
+            member = tarfile.TarInfo(f"contnorm-1.0/src/{name}")
+            member.size = len(data)
+            sdist.addfile(member, io.BytesIO(data))
 
 
 def test_version_of_the_changelog_is_that_of_the_package() -> None:
