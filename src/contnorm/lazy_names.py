@@ -41,7 +41,7 @@ def lazy_names(
         try:
             module = importlib.import_module(module_of.get(name, f"{package}.{name}"))
         except ModuleNotFoundError as error:
-            if extra is None or (error.name or "").partition(".")[0] == "contnorm":
+            if extra is None or error.name is None or error.name.partition(".")[0] == "contnorm":
                 raise
             message = f'{package}.{name} needs {error.name}. Install it with: pip install "contnorm[{extra}]"'
             raise ImportError(message, name=error.name) from error
@@ -67,10 +67,25 @@ class RenamedModules:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        """Raise an error if a module was renamed; find nothing otherwise."""
-        if not name.startswith("contnorm."):
+        """Raise an error if a renamed module is being imported; find nothing otherwise.
+
+        A search that is no import, such as ``importlib.util.find_spec``, finds nothing, as it does for any module that
+        does not exist.
+        """
+        importing = _calls_of_import()
+        if not name.startswith("contnorm.") or "_find_and_load_unlocked" not in importing[:1]:
             return
         message = importlib.import_module("contnorm.renamed_modules").rename_message(name)
         if message is not None:
-            # Without `name`, since `from contnorm import catalog` drops the message of an error that has it.
-            raise ModuleNotFoundError(message)
+            # `from contnorm import catalog` drops the message of an error that has a name.
+            raise ModuleNotFoundError(message, name=None if "_handle_fromlist" in importing else name)
+
+
+def _calls_of_import() -> list[str]:
+    """Return the functions of the import system that have led to the search of a finder, from the last to the first."""
+    frame = sys._getframe(2).f_back  # of what called `_find_spec` of the import system, which calls the finder
+    names = []
+    while frame is not None and frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -56,6 +57,27 @@ def test_import_of_an_old_module_names_the_new_one(old: str) -> None:
 def test_every_form_of_import_names_the_new_module(statement: str, old: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=rf"^{re.escape(old)} was moved to {re.escape(RENAMED[old])} in"):
         exec(statement, {})
+
+
+def test_error_has_the_name_of_the_module() -> None:
+    """Code that supports both versions compares it."""
+    for old in ("contnorm.catalog", "contnorm.kernels.beside"):
+        with pytest.raises(ModuleNotFoundError) as caught:
+            importlib.import_module(old)
+        assert caught.value.name == old
+
+
+def test_search_for_an_old_module_finds_nothing() -> None:
+    for old in ("contnorm.catalog", "contnorm.kernels.beside"):
+        assert importlib.util.find_spec(old) is None
+        assert RenamedModules.find_spec(old) is None
+    with pytest.raises(ModuleNotFoundError):  # as for any package that does not exist
+        importlib.util.find_spec("contnorm.engine.lane")
+
+
+def test_pickle_of_an_old_class_names_the_new_module() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^contnorm\.engine\.lane was moved to contnorm\.bench\.engine\."):
+        pickle.loads(b"ccontnorm.engine.lane\nLane\n.")
 
 
 def test_unknown_modules_keep_the_usual_error() -> None:
