@@ -97,7 +97,8 @@ PLAIN = {
     "How many seeds do I need?",
     "The evidence in one picture",
     "| your situation | use | evidence |",
-    "`contnorm power` computes the number for runs of yours ([example](howto/run-the-bench.md#plan-the-number-of-"
+    "A single test with a number of seeds that is fixed before needs [fewer](tutorials/compare-two-norms.ipynb).",
+    "`contnorm power` computes both numbers for runs of yours ([example](howto/run-the-bench.md#plan-the-number-of-"
     "seeds)).",
     "The intervals are ordinary ones of 95 %.",
     "The first two rows have a learning rate that was tuned for each norm.",
@@ -404,8 +405,8 @@ def seeds_needed() -> dict[str, Statement]:
     page = " ".join((DOCS / "concepts" / "deciding.md").read_text().split())
     return {
         "seeds": Statement(
-            f"With {enough(rates['1'])} seeds of each norm, a difference of 1 point is seen in nine of ten "
-            f"comparisons; 2 points need {enough(rates['2'])}, and half a point needs {enough(rates['0.5'])}."
+            f"Decided in stages, nine of ten comparisons show a difference of 1 point with {enough(rates['1'])} seeds "
+            f"of each norm; 2 points need {enough(rates['2'])}, and half a point needs {enough(rates['0.5'])}."
         ),
         "spread of seeds": Statement(
             "This holds if the difference varies between seeds by 1.33 points (standard deviation); see [the "

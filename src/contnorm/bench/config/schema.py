@@ -199,7 +199,7 @@ class NormConfig(ComponentConfig):
         default=32, description="Channel groups of norms that have them; auto fits them to the channels of each layer."
     )
     auto_channels: Annotated[int, Field(ge=1, le=2)] = Field(
-        default=1, description="Minimum channels per group for groups=auto; version 0.1 used 1, new runs get 2."
+        default=1, description="Minimum channels per group for groups=auto: 2 in new runs, 1 in records of 0.1."
     )
     momentum: Number | Literal["cumulative"] | None = Field(
         default=None, description="Momentum of running moments; none for the norm's default."
