@@ -243,7 +243,7 @@ def diverged_seeds() -> dict[tuple[str, str], set[int]]:
 
 def test_comparisons_match_the_records(by_rate: dict[tuple[str, str], dict[str, Scores]]) -> None:
     """Paired differences, with the interval and the verdict of the staged rule."""
-    what = r"^\| (\d+) \| ([^|]+) \| (ACC|FM|LA) \| (.+) less (.+)"
+    what = r"^\| (\d+) \| ([^|]+) \| (ACC|FM|LA) \| (.+) minus (.+)"
     pattern = what + r" \| (\d+) \| (\S+) \| (\S+) to (\S+) \| ([^|]+) \|$"
     rows = re.findall(pattern, PAGE, re.M)
     counts = Counter(row[0] for row in rows)
@@ -264,7 +264,7 @@ def test_comparisons_match_the_records(by_rate: dict[tuple[str, str], dict[str, 
 
 @pytest.mark.parametrize("strategy", ["single", "er"])
 def test_drift_of_variances_matches_the_records(strategy: str) -> None:
-    """Table 1: of BN at the end, the second layer less the first."""
+    """Table 1: of BN at the end, the second layer minus the first."""
     runs = [record for record in records(FRESH["permuted"]) if record["config"]["norm"]["name"] == "bn"]
     last = {
         record["seed"]: record["drift"]["by_task"][-1]
@@ -273,7 +273,7 @@ def test_drift_of_variances_matches_the_records(strategy: str) -> None:
     }
     differences = {seed: float(drift["norm2"]["var"]) - float(drift["norm1"]["var"]) for seed, drift in last.items()}
     seeds, mean, low, high = staged_rule(COMPARISONS["1"], differences, set())
-    row = f"| 1 | {STRATEGIES[strategy]} | drift of variances | BN, layer 2 less layer 1 | {seeds} | {mean:+.2f} | "
+    row = f"| 1 | {STRATEGIES[strategy]} | drift of variances | BN, layer 2 minus layer 1 | {seeds} | {mean:+.2f} | "
     assert f"{row}{low:+.2f} to {high:+.2f} | {verdict(low, high)} |" in PAGE
 
 
@@ -361,7 +361,7 @@ def test_panel_comparisons_match_the_records(panel: dict[tuple[str, str], Scores
     """Paired differences in ACC with ordinary 95 % intervals, and with those of the staged rule and its verdicts."""
     assert count_comparisons(find_recipe("panel")) == PANEL_COMPARISONS
     assert f"the {PANEL_COMPARISONS} comparisons of the panel" in " ".join(PAGE.split())
-    pattern = r"^\| (.+) less (BN|CN) \| (\d+) \| (\S+) \| (\S+) to (\S+) \| (\S+) to (\S+) \| ([^|]+) \|$"
+    pattern = r"^\| (.+) minus (BN|CN) \| (\d+) \| (\S+) \| (\S+) to (\S+) \| (\S+) to (\S+) \| ([^|]+) \|$"
     rows = re.findall(pattern, part_of_panel(strategy), re.M)
     others = [label for of, label in panel if of == strategy and label not in ("BN", "CN") and RUNNING not in label]
     only_bn = ("BN, frozen after the first task", "BN, moments of each task")  # no question compares them with CN

@@ -120,12 +120,12 @@ PLAIN = {
     "Undecided claims",
     "The least favourable case is the one that supports the claim least.",
     "| situation | use | because | seeds | records |",
-    "| situation | use | CN less BN | seeds | not known | records |",
+    "| situation | use | CN minus BN | seeds | not known | records |",
     "| claim | table | evidence | least favourable case | to decide it |",
     "| question | what is known |",
     "| what | command | runs | minutes |",
-    "| norm, with ER | rate | seeds | ACC | less BN | less CN |",
-    "| norm, with DER++ | rate | seeds | ACC | less BN | less CN |",
+    "| norm, with ER | rate | seeds | ACC | minus BN | minus CN |",
+    "| norm, with DER++ | rate | seeds | ACC | minus BN | minus CN |",
     "Newer norms, and BN with other moments in evaluation",
     "Norms of the paper",
     "TBBN with separate forward passes and FRN in a perceptron are not defined; such runs are refused.",
@@ -133,7 +133,7 @@ PLAIN = {
     "The verdicts are those of the staged rule.",
     "These differences have ordinary intervals and give no verdict.",
     "These runs were planned and have not been made.",
-    "A difference is the accuracy of the first norm less that of the second, paired over seeds.",
+    "A difference is the accuracy of the first norm minus that of the second, paired over seeds.",
     "ACC is the mean accuracy over all tasks at the end, FM the forgetting and LA the accuracy right after learning, "
     "all in percentage points.",
     "This is proven for normally distributed differences; [how a comparison is decided](concepts/deciding.md) has "
@@ -334,10 +334,10 @@ def short_of_paper() -> dict[str, Statement]:
             row(
                 "the same, learning rate not tuned and perhaps too high",
                 "**CN**",
-                f"at rates of 0.01 to 0.3, it is {high['er'].mean:.2f} points above BN with ER and "
+                f"at rates of 0.03 to 0.3, it is {high['er'].mean:.2f} points above BN with ER and "
                 f"{high['derpp'].mean:.2f} with DER++ (3 seeds, exploratory)",
             ),
-            excludes_zero(high["er"]) and high["derpp"].mean > 0 and (HIGH_RATES[0], HIGH_RATES[-1]) == (0.01, 0.3),
+            excludes_zero(high["er"]) and high["derpp"].mean > 0 and (HIGH_RATES[0], HIGH_RATES[-1]) == (0.03, 0.3),
         ),
         "stable": Statement(
             row(
@@ -449,7 +449,7 @@ def answer() -> dict[str, Statement]:
             row(
                 situation(cells, f"selected rates {rates}"),
                 use,
-                f"CN less BN {difference(decision)}",
+                f"CN minus BN {difference(decision)}",
                 str(decision.seeds),
                 links(cells),
             ),
@@ -476,7 +476,7 @@ def answer() -> dict[str, Statement]:
             row(
                 situation(grid, "rates not tuned: mean of " + ", ".join(map(str, HIGH_RATES))),
                 "CN" if excludes_zero(pair) else "CN, by its mean",
-                f"CN less BN {pair.mean:+.2f} (95 %: {pair.t}) on the validation tasks",
+                f"CN minus BN {pair.mean:+.2f} (95 %: {pair.t}) on the validation tasks",
                 str(len(pair.differences)),
                 links(grid),
             ),
@@ -487,7 +487,7 @@ def answer() -> dict[str, Statement]:
         row(
             situation([gn, bn, cn], "rate 0.03 not tuned"),
             "GN for little forgetting",
-            "; ".join(f"FM of {name} less GN {difference(one)}" for name, one in forgetting_of_others().items()),
+            "; ".join(f"FM of {name} minus GN {difference(one)}" for name, one in forgetting_of_others().items()),
             str(forgetting_of_others()["BN"].seeds),
             links([gn]),
         ),
@@ -498,7 +498,7 @@ def answer() -> dict[str, Statement]:
         row(
             "the same, and ACC matters most",
             "no preference",
-            f"ACC of CN less BN {difference(acc)}; of GN less BN {gain.mean:+.2f} (95 %: {gain.t})",
+            f"ACC of CN minus BN {difference(acc)}; of GN minus BN {gain.mean:+.2f} (95 %: {gain.t})",
             str(acc.seeds),
             links([cn]),
         ),
@@ -511,7 +511,7 @@ def answer() -> dict[str, Statement]:
             row(
                 situation(cells, f"{words}, rate 0.03 not tuned"),
                 "no preference",
-                f"CN less BN {difference(decision)}",
+                f"CN minus BN {difference(decision)}",
                 str(decision.seeds),
                 links(cells),
             ),
@@ -531,7 +531,7 @@ def panel_situations(strategy: str) -> dict[str, Statement]:
             row(
                 f"the same with {NAMES[strategy]}, and evaluation may use the memory",
                 "BN with moments of the memory, by its mean",
-                "; ".join(f"less {o} {pair.mean:+.2f} (95 %: {pair.t}), {verdicts[o]}" for o, pair in pairs.items()),
+                "; ".join(f"minus {o} {pair.mean:+.2f} (95 %: {pair.t}), {verdicts[o]}" for o, pair in pairs.items()),
                 str(len(memory.scores())),
                 links([memory]),
             ),
@@ -543,7 +543,7 @@ def panel_situations(strategy: str) -> dict[str, Statement]:
         row(
             f"the same with {NAMES[strategy]}, and a norm without batch statistics is needed",
             WS,
-            "; ".join(f"less {other} {pair.mean:+.2f} (95 %: {pair.t})" for other, pair in pairs.items()),
+            "; ".join(f"minus {other} {pair.mean:+.2f} (95 %: {pair.t})" for other, pair in pairs.items()),
             str(len(ws.scores())),
             links([ws]),
         ),
@@ -639,11 +639,11 @@ def contradictions() -> dict[str, Statement]:
         "main": Statement(
             "The main claim, that CN has the best ACC of all norms, does not hold on Split CIFAR-100 with a learning "
             f"rate selected for each norm: with DER++, where the paper has CN {published_gain('derpp'):.2f} points "
-            f"above BN, CN less BN is {number(derpp)}.",
+            f"above BN, CN minus BN is {number(derpp)}.",
             derpp.verdict.startswith("lower"),
         ),
         "er": Statement(
-            f"With ER, where the paper has CN {published_gain('er'):.2f} points above BN, CN less BN is {number(er)}.",
+            f"With ER, where the paper has CN {published_gain('er'):.2f} points above BN, CN minus BN is {number(er)}.",
             er.verdict == "equivalent",
         ),
         "untuned": Statement(
@@ -654,7 +654,7 @@ def contradictions() -> dict[str, Statement]:
         ),
         "tiny": Statement(
             "On Split Tiny-ImageNet, class-incrementally, CN forgets more than BN in these five seeds, not less: FM of "
-            f"CN less BN {exploratory(tiny)}.",
+            f"CN minus BN {exploratory(tiny)}.",
             tiny.mean > 0 and excludes_zero(tiny),
         ),
     }
@@ -668,8 +668,8 @@ def open_differences() -> dict[str, Statement]:
     return {
         "variants": Statement(
             "The paper has CN above its variants on Split mini-ImageNet; on Split CIFAR-100 it has the lowest mean: CN "
-            "less "
-            + "; less ".join(f"`{norm}` {number(staged(*cells, cases('table8')))}" for norm, cells in variants.items())
+            "minus "
+            + "; minus ".join(f"`{norm}` {number(staged(*cells, cases('table8')))}" for norm, cells in variants.items())
             + ".",
             all(decision.mean < 0 and not decision.is_decided for decision in decisions),
         ),
@@ -687,7 +687,7 @@ def open_differences() -> dict[str, Statement]:
 
 
 def exact_moments(score: str, strategy: str) -> Decision:
-    """Table 1: BN with exact less with running moments on permuted MNIST; of FM, running less exact."""
+    """Table 1: BN with exact minus with running moments on permuted MNIST; of FM, running minus exact."""
     where = {"norm": "bn", "strategy": strategy}
     exact, running = (Cell(PERMUTED, where, matrix) for matrix in ("matrix", "matrix_running"))
     cells = (running, exact) if score == "fm" else (exact, running)
@@ -697,8 +697,8 @@ def exact_moments(score: str, strategy: str) -> Decision:
 def agreements() -> dict[str, Statement]:
     found = {}
     for score, words in (
-        ("acc", "exact moments of all past data give ACC back to BN: with exact less with running moments"),
-        ("fm", "BN forgets less with exact moments: FM with running less with exact moments"),
+        ("acc", "exact moments of all past data give ACC back to BN: with exact minus with running moments"),
+        ("fm", "BN forgets less with exact moments: FM with running minus with exact moments"),
     ):
         decisions = {strategy: exact_moments(score, strategy) for strategy in ("single", "er")}
         found[f"table 1 {score}"] = Statement(
@@ -712,28 +712,29 @@ def agreements() -> dict[str, Statement]:
             name: table2("cn", norm, strategy) for name, norm in TITLES.items() if norm not in ("cn", "bn", "brn")
         }
         found[f"others {strategy}"] = Statement(
-            f"With {NAMES[strategy]}, CN is higher than other norms: CN less "
-            + ", less ".join(f"{name} {number(decision)}" for name, decision in against.items())
+            f"With {NAMES[strategy]}, CN is higher than other norms: CN minus "
+            + ", minus ".join(f"{name} {number(decision)}" for name, decision in against.items())
             + ".",
             all(decision.verdict == "higher" for decision in against.values()),
         )
         brn = table2("bn", "brn", strategy)
         found[f"brn {strategy}"] = Statement(
-            f"With {NAMES[strategy]}, BRN with its published limits is below BN: BN less BRN {number(brn)}.",
+            f"With {NAMES[strategy]}, BRN with its published limits is below BN: BN minus BRN {number(brn)}.",
             brn.verdict == "higher",
         )
         fm = table2("bn", "gn", strategy, "fm")
         found[f"fm {strategy}"] = Statement(
-            f"With {NAMES[strategy]}, GN forgets less than BN: FM of BN less GN {number(fm)}.", fm.verdict == "higher"
+            f"With {NAMES[strategy]}, GN forgets less than BN: FM of BN minus GN {number(fm)}.", fm.verdict == "higher"
         )
         la = table2("bn", "gn", strategy, "la")
         found[f"la {strategy}"] = Statement(
-            f"With {NAMES[strategy]}, BN learns new tasks better than GN: LA of BN less GN {number(la)}.",
+            f"With {NAMES[strategy]}, BN learns new tasks better than GN: LA of BN minus GN {number(la)}.",
             la.verdict == "higher",
         )
     fm_bn, fm_cn = (staged(recipe(n, "single"), recipe("gn", "single"), cases("table10"), "fm") for n in ("bn", "cn"))
     found["fm single"] = Statement(
-        f"Without replay, GN forgets less than BN and than CN: FM less that of GN {number(fm_bn)} and {number(fm_cn)}.",
+        f"Without replay, GN forgets less than BN and than CN: FM minus that of GN {number(fm_bn)} and "
+        f"{number(fm_cn)}.",
         fm_bn.verdict == fm_cn.verdict == "higher",
     )
     agree, of = re.search(r"Of (\d+) numbers: (\d+) agree", (DOCS / "results" / "table4.md").read_text()).groups()[::-1]
@@ -798,7 +799,7 @@ def with_verdict(entry: str, other: str, strategy: str) -> str:
     decision = against(entry, other, strategy)
     by = f" by the staged rule ({decision.interval})" if decision.is_decided else ""
     pair = plain(rival(entry, strategy), selected(other.lower(), strategy))
-    return f"less {other} {exploratory(pair)}, {decision.verdict}{by}"
+    return f"minus {other} {exploratory(pair)}, {decision.verdict}{by}"
 
 
 def memory_advantage(strategy: str) -> dict[str, Statement]:
@@ -813,8 +814,8 @@ def memory_advantage(strategy: str) -> dict[str, Statement]:
             has_no_rival(strategy),
         ),
         f"evaluation {strategy}": Statement(
-            f"With {name}, this is due to the evaluation: the same networks with moments of the memory less with "
-            f"running ones {exploratory(own)}; with running ones less BN at its selected rate {exploratory(rate)}.",
+            f"With {name}, this is due to the evaluation: the same networks with moments of the memory minus with "
+            f"running ones {exploratory(own)}; with running ones minus BN at its selected rate {exploratory(rate)}.",
             excludes_zero(own) and own.mean > 0 and not excludes_zero(rate) and rate.mean < 0,
         ),
     }
@@ -844,7 +845,7 @@ def rivals() -> dict[str, Statement]:
         found[f"gap {strategy}"] = Statement(
             f"At rates that are not tuned with {NAMES[strategy]} (mean of {', '.join(map(str, GAP_RATES))} on the "
             f"validation tasks), moments of the memory give back {gain.mean:.2f} of the {gain.mean + rest.mean:.2f} "
-            f"points that BN is below CN: less BN {exploratory(gain)}; CN less it {exploratory(rest)}.",
+            f"points that BN is below CN: minus BN {exploratory(gain)}; CN minus it {exploratory(rest)}.",
             gain.mean > 0 and rest.mean > 0,
         )
     return {**found, **balancing(), **close_norms()}
@@ -860,7 +861,7 @@ def balancing() -> dict[str, Statement]:
         "balance": Statement(
             "AdaB2N, TBBN and BNT balance the moments of tasks in training, and none of them is shown to be above BN: "
             + "; ".join(
-                f"with {NAMES[s]} less BN "
+                f"with {NAMES[s]} minus BN "
                 + ", ".join(f"{e} {pairs[e, s].mean:+.2f}" for e in ("AdaB2N", "TBBN", "BNT"))
                 for s in STRATEGIES
             )
@@ -883,7 +884,7 @@ def close_norms() -> dict[str, Statement]:
         less_bn, less_gn = (plain(rival(WS, strategy), selected(norm, strategy)) for norm in ("bn", "gn"))
         found[f"independent {strategy}"] = Statement(
             f"With {NAMES[strategy]}, GN with weight standardization is the only norm close to BN of those that are "
-            f"independent of the batch: less BN {exploratory(less_bn)}, less GN {exploratory(less_gn)}.",
+            f"independent of the batch: minus BN {exploratory(less_bn)}, minus GN {exploratory(less_gn)}.",
             means[WS] > max(means["EvoNorm-S0"], means["FRN"])
             and not excludes_zero(less_bn)
             and excludes_zero(less_gn)
@@ -900,7 +901,7 @@ def close_norms() -> dict[str, Statement]:
 
 
 def gap(strategy: str) -> tuple[PairedDifference, PairedDifference]:
-    """At rates that are not tuned, BN with moments of the memory less BN, and CN less it, on the validation tasks."""
+    """At rates that are not tuned, BN with moments of the memory minus BN, and CN minus it, on the validation tasks."""
     by_norm = {
         MEMORY: [memory_trials(strategy, rate).scores() for rate in GAP_RATES],
         **{
@@ -957,8 +958,8 @@ def panel() -> dict[str, Statement]:
         others["BRN with scaled limits"] = selected("brn", strategy, schedule="scaled")
         decisions = {name: staged(bn, cell, cases("panel")) for name, cell in others.items()}
         found[strategy] = Statement(
-            f"With {NAMES[strategy]}: BN less "
-            + "; less ".join(f"{name} {number(decision)}" for name, decision in decisions.items())
+            f"With {NAMES[strategy]}: BN minus "
+            + "; minus ".join(f"{name} {number(decision)}" for name, decision in decisions.items())
             + ".",
             not any(decision.verdict.startswith("lower") for decision in decisions.values()),
         )
@@ -973,18 +974,19 @@ def bn_settings() -> dict[str, Statement]:
     exact = staged(bn_4("matrix"), bn_4("matrix_running"), cases("table9"))
     return {
         "cumulative": Statement(
-            "Do not use a cumulative average of the moments: at 0.03, BN with its weight of 0.1 less BN with a "
+            "Do not use a cumulative average of the moments: at 0.03, BN with its weight of 0.1 minus BN with a "
             f"cumulative average is {number(cumulative)}.",
             cumulative.verdict == "higher",
         ),
         "weights": Statement(
-            "The paper's claim that a weight of 0.1 is best is not decided: BN with 0.1 less BN with another weight is "
+            "The paper's claim that a weight of 0.1 is best is not decided: BN with 0.1 minus BN with another weight "
+            + "is "
             + "; ".join(f"for {weight} {text}" for weight, text in weights.items())
             + ".",
             not half.is_decided and half.mean < 0,
         ),
         "exact": Statement(
-            "Exact moments of all past data, which are not available in practice, less running ones on four tasks: "
+            "Exact moments of all past data, which are not available in practice, minus running ones on four tasks: "
             f"{number(exact)}.",
         ),
     }
@@ -1046,7 +1048,7 @@ def unknown() -> dict[str, Statement]:
         "brn": Statement(
             row(
                 "BRN with limits that are scaled to the run",
-                "BN less it is " + "; ".join(f"with {NAMES[strategy]} {text}" for strategy, text in scaled.items()),
+                "BN minus it is " + "; ".join(f"with {NAMES[strategy]} {text}" for strategy, text in scaled.items()),
             )
         ),
     }

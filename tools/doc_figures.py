@@ -197,7 +197,7 @@ PAPER = {"CN": "cn", "BRN": "brn", "GN": "gn", "SN": "sn", "IN": "in", "no norm"
 
 
 def panel_rows(strategy: str) -> dict[str, Interval]:
-    """Each norm at its selected learning rate less BN."""
+    """Each norm at its selected learning rate minus BN."""
     bn = selected("bn", strategy)
     cells = {SHORT.get(entry, entry): rival(entry, strategy) for entry in RIVALS}
     cells |= {name: selected(norm, strategy) for name, norm in PAPER.items()}
@@ -209,7 +209,7 @@ def panel() -> Figure:
     """Differences to BN of all norms, with ER and DER++."""
     by_strategy = {strategy: panel_rows(strategy) for strategy in STRATEGIES}
     labels = sorted(by_strategy["er"], key=lambda label: -fmean(rows[label].mean for rows in by_strategy.values()))
-    figure, axes = _figure(560, 168, "Accuracy less that of BN, tuned", top=56)
+    figure, axes = _figure(560, 168, "Accuracy minus that of BN, tuned", top=56)
     for index, rows in enumerate(by_strategy.values()):
         _draw_intervals(axes, [rows[label] for label in labels], (-20, 3), index, 0.34 * index - 0.17)
     _rows(axes, labels, "points of accuracy, 95 % interval")
@@ -226,7 +226,7 @@ def _describe_panel() -> str:
             f"with {NAMES[strategy]}, from {best.label} ({best.mean:+.1f}) to {worst.label} ({worst.mean:+.1f}), "
             f"and CN {rows['CN'].mean:+.1f}"
         )
-    return f"Accuracy of {len(rows)} norms, each tuned, less that of BN, in points: {'; '.join(parts)}."
+    return f"Accuracy of {len(rows)} norms, each tuned, minus that of BN, in points: {'; '.join(parts)}."
 
 
 def _legend(figure: Figure, names: Sequence[str], columns: int = 4) -> None:
@@ -251,7 +251,7 @@ def _cn_and_bn(archive: str, matrix: str = "matrix", score: str = "acc", **where
 
 
 def situations() -> list[Interval]:
-    """CN less BN in every situation that was run with both."""
+    """CN minus BN in every situation that was run with both."""
     pairs: dict[str, PairedDifference] = {
         "CIFAR-100, ER, tuned": plain(selected("cn", "er"), selected("bn", "er")),
         "CIFAR-100, DER++, tuned": plain(selected("cn", "derpp"), selected("bn", "derpp")),
@@ -272,9 +272,9 @@ def situations() -> list[Interval]:
 
 @with_figure_style
 def cn_less_bn() -> Figure:
-    """CN less BN by situation."""
+    """CN minus BN by situation."""
     rows = situations()
-    figure, axes = _figure(440, 246, "Accuracy of CN less that of BN")
+    figure, axes = _figure(440, 246, "Accuracy of CN minus that of BN")
     _draw_intervals(axes, rows, (-7, 13), 0, 0.0)
     _rows(axes, [row.label for row in rows], "points, 95 % interval")
     return figure
@@ -282,7 +282,7 @@ def cn_less_bn() -> Figure:
 
 def _describe_situations() -> str:
     return (
-        "Accuracy of CN less that of BN, in points, with 95 % intervals: "
+        "Accuracy of CN minus that of BN, in points, with 95 % intervals: "
         + "; ".join(f"{row.label} {row.mean:+.1f} ({row.low:+.1f} to {row.high:+.1f})" for row in situations())
         + "."
     )
