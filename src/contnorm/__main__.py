@@ -2,6 +2,8 @@
 
 import sys
 
+from contnorm import __version__
+
 try:
     from contnorm.cli.main import main
 except KeyboardInterrupt:  # Ctrl-C while modules are still imported
@@ -9,6 +11,9 @@ except KeyboardInterrupt:  # Ctrl-C while modules are still imported
 except ModuleNotFoundError as error:
     if error.name not in ("typer", "rich"):
         raise
+    if sys.argv[1:] == ["--version"]:
+        print(f"contnorm {__version__}")
+        raise SystemExit(0) from None
     print(f"contnorm: the command line needs {error.name}. Install it: pip install 'contnorm[bench]'", file=sys.stderr)
     raise SystemExit(2) from None
 

@@ -220,6 +220,14 @@ def test_benchmark_without_its_packages_names_the_extra(torch_only: Environment)
     assert 'pip install "contnorm[bench]"' in message
 
 
+def test_version_needs_no_extra(torch_only: Environment) -> None:
+    """Reports of bugs give it; the other commands name the extra that they need."""
+    version = torch_only.python("import contnorm; print(contnorm.__version__)")
+    assert call(torch_only.bin / "contnorm", "--version", cwd=torch_only.folder) == f"contnorm {version}"
+    done = subprocess.run([torch_only.bin / "contnorm", "show"], capture_output=True, text=True, timeout=240, env={})
+    assert done.returncode == 2 and "needs typer. Install it: pip install 'contnorm[bench]'" in done.stderr
+
+
 def test_record_of_an_installed_package_has_its_commit(with_bench: Environment, commit: str) -> None:
     command = ("run", "--stream", "split-mnist", "--set", "stream.source=digits", "--max-steps", "2", "--runs", "runs")
     call(with_bench.bin / "contnorm", *command, cwd=with_bench.folder)
