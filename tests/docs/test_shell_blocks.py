@@ -93,7 +93,7 @@ def test_commands_of_page_run(
         return call_program(words, capsys, monkeypatch)
 
     def in_another(words: list[str]) -> tuple[int, str, str]:
-        done = subprocess.run([sys.executable, "-m", "contnorm", *words], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-m", "contnorm", *words], capture_output=True, text=True, timeout=240)
         return done.returncode, done.stdout, done.stderr
 
     installed = installed_package(page, tmp_path)

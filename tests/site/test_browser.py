@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds the site, or waits until it is built
 
 PHONE, DESKTOP = 390, 1440
+PATIENCE = 120_000  # milliseconds; on a busy machine a page takes long
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 BROKEN_IMAGES = "[...document.images].filter(i => i.complete && i.naturalWidth === 0).map(i => i.src)"
 SEARCH = "input[data-md-component=search-query]"
@@ -35,6 +36,7 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any, path: Path, width: int, scheme: str = "light") -> Iterator[Any]:
     """Open a page; at the end, there must be no error of the console and no request to another host."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(PATIENCE)
     messages: list[str] = []
     page.on("console", lambda message: message.type == "error" and messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
@@ -49,9 +51,9 @@ def opened(browser: Any, path: Path, width: int, scheme: str = "light") -> Itera
 def search(page: Any, words: str) -> list[str]:
     """Type words into the search and return the addresses of the hits."""
     page.click(SEARCH)
-    page.wait_for_selector(".md-search-result__meta:has-text('Type to start searching')", timeout=60_000)
+    page.wait_for_selector(".md-search-result__meta:has-text('Type to start searching')")
     page.type(SEARCH, words)
-    page.wait_for_selector(f"{HIT} mark", timeout=60_000, state="attached")
+    page.wait_for_selector(f"{HIT} mark", state="attached")
     return [link.get_attribute("href") for link in page.query_selector_all(HIT)]
 
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test builds the site, or waits until it is built
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "contnorm"

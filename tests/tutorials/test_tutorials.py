@@ -152,6 +152,7 @@ def test_links_exist(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute on a free core, and several where other tests take the cores
 @tutorial
 def test_execution_reproduces_stored_outputs(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
