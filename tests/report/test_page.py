@@ -111,7 +111,7 @@ def test_table_has_our_score_the_papers_and_a_verdict(html: str) -> None:
     assert "7.26 ± 1.03 paper 7.29 ± 1.59 -0.03 (-2.04 to +1.98) agrees" in written
     assert "71.94 ± 0.95 paper 74.27 ± 0.36 -2.33 (-3.49 to -1.18) below" in written
     assert "not run paper 63.42 ± 0.92" in written, "a cell that was not run still shows the paper's"
-    assert "forgetting (fm)" in written and "Forgetting is fm. FM, the paper's" in written
+    assert "forgetting (fm)" in written and "Forgetting is fm. The paper's FM" in written
     assert "contnorm paper table2 --device cuda --precision tf32" in written
     doubtful = text_of(section(html, "table1"))
     assert "paper 15.13 ?" in doubtful and "? permuted-mnist single bn* FM: with this row's ACC and LA" in doubtful

@@ -157,7 +157,7 @@ def aia(m: Accuracies) -> float:
 
 
 def fm(m: Accuracies) -> float:
-    """FM, the paper's: from the best since the task was learned, the last row excluded, to the end."""
+    """The paper's FM: a task's best accuracy since it was learned, before the last task, minus that at the end."""
     last = m.tasks - 1
     return _mean(max(m.at(i, j) for i in range(j, last)) - m.at(last, j) for j in range(last))
 
