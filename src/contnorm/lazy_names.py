@@ -72,8 +72,10 @@ class RenamedModules:
         A search that is no import, such as ``importlib.util.find_spec``, finds nothing, as it does for any module that
         does not exist.
         """
+        if not name.startswith("contnorm."):
+            return
         importing = _calls_of_import()
-        if not name.startswith("contnorm.") or "_find_and_load_unlocked" not in importing[:1]:
+        if "_find_and_load_unlocked" not in importing[:1]:
             return
         message = importlib.import_module("contnorm.renamed_modules").rename_message(name)
         if message is not None:
