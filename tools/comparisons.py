@@ -72,7 +72,7 @@ def table2(first: str, second: str, strategy: str, score: str = "acc", **where: 
 
 
 def over_rates(first: str, second: str, strategy: str) -> PairedDifference:
-    """Difference on the validation tasks, averaged for each seed over the learning rates that are high for BN."""
+    """Difference on the validation tasks, averaged for each seed over rates too high for both norms."""
     a, b = (
         [Cell(GRID, {"norm": norm, "strategy": strategy, "lr": rate}).scores() for rate in HIGH_RATES]
         for norm in (first, second)

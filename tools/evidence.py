@@ -78,7 +78,7 @@ class Cell:
 
 
 def differences(first: Cell, second: Cell, score: str = "acc") -> dict[int, float]:
-    """First less second, for each seed that finished in both."""
+    """First minus second, for each seed that finished in both."""
     a, b = first.scores(score), second.scores(score)
     return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
 

@@ -79,8 +79,9 @@ def write() -> Iterator[Path]:
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
             yield path
-    if not PREVIEW.exists() or PREVIEW.read_bytes() != preview_png():
-        PREVIEW.write_bytes(preview_png())
+    preview = preview_png()
+    if not PREVIEW.exists() or PREVIEW.read_bytes() != preview:
+        PREVIEW.write_bytes(preview)
         yield PREVIEW
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from contnorm.bench.comparison import HasRecords, experiment_names, paired_scores, score_title
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.escape import escape_html, html_table
 from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.bench.sequential import (
     ALPHA,
@@ -69,13 +69,9 @@ class PairedDecision(Decision):
 
     def _repr_html_(self) -> str:
         """Show the verdict and, as a table, the stages."""
-        rows = [
-            f"<tr><td>{look.seeds}</td><td>{round(look.mean, 2) + 0.0:+.2f}</td><td>{look.interval}</td></tr>"
-            for look in self.looks
-        ]
-        head = "<tr><th>seeds</th><th>mean difference</th><th>interval of the stage</th></tr>"
-        table = f"<table>{head}{''.join(rows)}</table>" if rows else ""
-        return f"<p>{html.escape(self.sentence)}</p>{table}"
+        rows = [(look.seeds, f"{round(look.mean, 2) + 0.0:+.2f}", look.interval) for look in self.looks]
+        table = html_table(("seeds", "mean difference", "interval of the stage"), rows) if rows else ""
+        return f"<p>{escape_html(self.sentence)}</p>{table}"
 
 
 def decision_sentence(decision: Decision, names: tuple[str, str], score: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "code_fence",
@@ -20,6 +21,7 @@ __all__ = [
     "escape_markdown",
     "escape_markdown_line",
     "escape_terminal",
+    "html_table",
     "shorten",
 ]
 
@@ -89,6 +91,18 @@ def escape_html(text: str) -> str:
         '&lt;b title=&quot;x&quot;&gt;'
     """
     return html.escape(escape_terminal(text))
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in HTML, for notebooks, with the text of every cell escaped.
+
+    Example:
+        >>> html_table(["seeds", "mean"], [(8, "<1")])
+        '<table><tr><th>seeds</th><th>mean</th></tr><tr><td>8</td><td>&lt;1</td></tr></table>'
+    """
+    lines = [("th", head), *(("td", row) for row in rows)]
+    cells = ("".join(f"<{tag}>{escape_html(str(cell))}</{tag}>" for cell in line) for tag, line in lines)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
 
 
 def escape_markdown(text: str) -> str:

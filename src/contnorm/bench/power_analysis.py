@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from contnorm.bench.comparison import HasRecords, experiment_names, paired_scores, score_title
+from contnorm.bench.escape import escape_html, html_table
 from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.bench.sequential import (
     ALPHA,
@@ -98,15 +98,9 @@ class PowerTable:
 
     def _repr_html_(self) -> str:
         """Show the numbers of seeds as a table."""
-        rows = [
-            f"<tr><td>{row.difference:g}</td><td>{format_seeds(row.fixed)}</td><td>{format_seeds(row.staged)}</td></tr>"
-            for row in self.rows
-        ]
-        head = "<tr><th>difference (points)</th><th>seeds in one test</th><th>seeds in stages</th></tr>"
-        return (
-            f"<p>{html.escape(self.summary)}</p><table>{head}{''.join(rows)}</table>"
-            f"<p>{html.escape(f'Equivalence: {self.reach}.')}</p>"
-        )
+        rows = [(f"{row.difference:g}", format_seeds(row.fixed), format_seeds(row.staged)) for row in self.rows]
+        table = html_table(("difference (points)", "seeds in one test", "seeds in stages"), rows)
+        return f"<p>{escape_html(self.summary)}</p>{table}<p>{escape_html(f'Equivalence: {self.reach}.')}</p>"
 
 
 def power(

@@ -8,7 +8,6 @@ only if the second measure says so with these seeds and without them. docs/conce
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from contnorm.bench.escape import escape_html, html_table
 from contnorm.bench.stats import LEVEL, RESAMPLES, Interval
 from contnorm.errors import UserError
 
@@ -112,12 +112,11 @@ class Spread:
             ("mean absolute deviations", self.deviation, self.deviation_without_extremes),
             ("variances", self.variance, self.variance_without_extremes),
         )
-        rows = [f"<tr><td>{name}</td><td>{whole}</td><td>{inner}</td></tr>" for name, whole, inner in ratios]
         without = f"without the {self.extremes} lowest and highest seeds of each"
-        head = f"<tr><th>ratio of</th><th>all {self.seeds} seeds</th><th>{without}</th></tr>"
+        table = html_table(("ratio of", f"all {self.seeds} seeds", without), ratios)
         verdict = self.sentence.removesuffix(f": {self}.")
         intervals = f"In brackets: {100 * self.level:g} % bootstrap intervals."
-        return f"<p>{html.escape(verdict)}.</p><table>{head}{''.join(rows)}</table><p>{intervals}</p>"
+        return f"<p>{escape_html(verdict)}.</p>{table}<p>{intervals}</p>"
 
 
 def spread_ratio(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from contnorm.bench.data.arrays import ArraySource, array_source
 from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.npz import read_npz
 from contnorm.bench.data.registry import Source, data_root, load_source
+from contnorm.bench.escape import escape_html, html_table
 from contnorm.bench.plan import make_plan
 from contnorm.bench.records import LARGEST_SEED
 from contnorm.bench.strategies.base import Batch
@@ -383,11 +383,10 @@ class Stream:
         for task in self.tasks[:MOST_SHOWN]:
             names = ", ".join(str(name) for name in task.classes[:MOST_SHOWN])
             names += ", ..." if len(task.classes) > MOST_SHOWN else ""
-            cells = (str(task.index), names, f"{len(task.train):,}", f"{len(task.test):,}")
-            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-        head = "<tr><th>task</th><th>classes</th><th>training samples</th><th>test samples</th></tr>"
+            rows.append((task.index, names, f"{len(task.train):,}", f"{len(task.test):,}"))
+        table = html_table(("task", "classes", "training samples", "test samples"), rows)
         rest = f"<p>... {self.num_tasks} tasks</p>" if self.num_tasks > MOST_SHOWN else ""
-        return f"<p>{html.escape(repr(self))}</p><table>{head}{''.join(rows)}</table>{rest}"
+        return f"<p>{escape_html(repr(self))}</p>{table}{rest}"
 
 
 def load_stream(name: str, root: str | Path | None = None, *, allow_missing: bool = False, **settings: Any) -> Stream:
