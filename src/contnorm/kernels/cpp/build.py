@@ -77,8 +77,9 @@ def compile_library(
     libraries: Sequence[str] = (),
     headers: Sequence[Path] = (),
     depends_on: Sequence[str] = (),
+    cached: bool = False,
 ) -> Path:
-    """Return the shared library of a C++ source, as `build_library`.
+    """Return the shared library of a C++ source, as `build_library`; with ``cached``, without compiling it.
 
     Raises:
         BuildError: If it could not be compiled, or the cache folder can't be used.
@@ -93,6 +94,8 @@ def compile_library(
         folder = _private_folder(cache_folder())
         path = folder / f"{source.stem}-{key}.so"
         if not path.exists():
+            if cached:
+                raise BuildError(f"{source.name} is not compiled yet")
             _compile([*compiler, "-shared", "-fPIC", *flags, str(source)], list(libraries), path)
         _check_file(path)
     except OSError as error:
