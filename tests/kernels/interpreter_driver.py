@@ -15,7 +15,7 @@ from torch import Tensor
 
 from contnorm.kernels.triton.launcher import RecordedLaunch
 
-FLOATS = {
+POINTERS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -139,7 +139,7 @@ class InterpreterDriver:
 def _type(value: Any) -> str:
     """Return Triton's type of an argument; None and 1 become constants of the compiled kernel."""
     if isinstance(value, Tensor):
-        return FLOATS[value.dtype]
+        return POINTERS[value.dtype]
     if value is None or (isinstance(value, int) and value == 1):
         return "constexpr"
     return "fp32" if isinstance(value, float) else "i32"

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 from contnorm import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
 from contnorm.functional import continual_norm
@@ -108,7 +110,7 @@ def on_both_paths(run: Callable[[Any], Any], layer: Any, module: Any, device: to
 # --- equal to Python ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("relu, residual", [(False, False), (True, False), (True, True), (False, True)])
+@pytest.mark.parametrize(("relu", "residual"), [(False, False), (True, False), (True, True), (False, True)])
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 def test_every_plan_is_replayed_bit_for_bit(
     relu: bool, residual: bool, last: bool, limits: LaunchLimits, module: Any, device: torch.device
@@ -205,7 +207,7 @@ def test_other_inputs_are_not_replayed_with_the_launches_of_this_one(
     changed: Callable[[Tensor], Tensor], module: Any, device: torch.device
 ) -> None:
     def run(layer: Any) -> list[list[Tensor]]:
-        (x, dy), found = batches(1, 5, 8, 4, 2, device=device)[0], []
+        (x, _), found = batches(1, 5, 8, 4, 2, device=device)[0], []
         for each in (x, x, changed(x), changed(x), x):
             each = each.detach()
             rest = layer.running_mean, layer.running_var, layer.weight, layer.bias, True, 0.1, 1e-5, 4
@@ -235,7 +237,7 @@ def test_gradients_of_any_layout(module: Any, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    ("arguments", "message"),
     [
         ({"momentum": 2.0}, "momentum=2.0"),
         ({"eps": 0.0}, "eps must be above 0"),
@@ -292,7 +294,7 @@ def test_batched_gradients(driver: Any, device: torch.device) -> None:
 
 
 def test_transforms_and_modes_go_through_python(driver: Any, device: torch.device) -> None:
-    layer, ((x, dy),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    layer, ((x, _),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
     layer(x), layer(x)
     arguments = (
         x,
@@ -319,8 +321,6 @@ def test_transforms_and_modes_go_through_python(driver: Any, device: torch.devic
         pass
 
     assert replay.normalize(x.as_subclass(Subclass), *arguments[1:]) is None  # type: ignore[no-untyped-call]
-    from torch.utils.flop_counter import FlopCounterMode
-
     with FlopCounterMode(display=False):
         assert replay.normalize(*arguments) is None
 
@@ -344,8 +344,6 @@ def test_compiled_autograd(driver: Any, device: torch.device) -> None:
     x.requires_grad_()
     layer(x).backward(dy)
     expected, x.grad = x.grad, None
-    from torch._dynamo import compiled_autograd
-
     y = layer(x)
     assert "ContinualNorm" in y.grad_fn.name()
     with compiled_autograd._enable(lambda graph: graph):
