@@ -565,36 +565,44 @@ void row_sums(const Input<T>& in, Index at, Index length, Line line, double& sum
     }
 }
 
+// Add dy, and dy times the difference of x from its center, over some positions to `one` and `two`.
+template <int RELU, class T>
+inline void add_gradients(const T* __restrict x, const T* __restrict dy, const T* __restrict y, Index positions,
+                          Index channels, const float* __restrict center, const float* __restrict slope,
+                          const float* __restrict offset, float* __restrict one, float* __restrict two) {
+    Index i = 0;
+    for (; i + 2 <= positions; i += 2, x += 2 * channels, dy += 2 * channels, y += 2 * channels)
+        for (Index c = 0; c < channels; ++c) {
+            const float d = to_float(x[c]) - center[c], e = to_float(x[channels + c]) - center[c];
+            float g = to_float(dy[c]), h = to_float(dy[channels + c]);
+            if (RELU) {
+                const float saved = RELU == 1 ? to_float(y[c]) : 0.0f, next = RELU == 1 ? to_float(y[channels + c]) : 0;
+                g = masked<RELU>(g, saved, slope[c] * d + offset[c]);
+                h = masked<RELU>(h, next, slope[c] * e + offset[c]);
+            }
+            one[c] += g + h;
+            two[c] += g * d + h * e;
+        }
+    for (; i < positions; ++i, x += channels, dy += channels, y += channels)
+        for (Index c = 0; c < channels; ++c) {
+            const float d = to_float(x[c]) - center[c], saved = RELU == 1 ? to_float(y[c]) : 0.0f;
+            const float g = masked<RELU>(to_float(dy[c]), saved, slope[c] * d + offset[c]);
+            one[c] += g;
+            two[c] += g * d;
+        }
+}
+
+// The same for all positions of a segment, in float64: 2 C values.
 template <int RELU, class T>
 void segment_sums(const Input<T>& in, const Sizes& s, Index n, Index segment, const float* lines, float* buffer,
                   double* result) {
     const Index channels = s.c, stop = s.segment_begin(segment + 1);
-    const float *__restrict center = lines, *__restrict slope = lines + channels;
-    const float* __restrict offset = lines + 2 * channels;
-    float *__restrict one = buffer, *__restrict two = buffer + channels;
     std::fill(result, result + 2 * channels, 0.0);
     for (Index begin = s.segment_begin(segment); begin < stop; begin += TILE) {
-        const Index size = std::min(TILE, stop - begin), at = (n * s.length + begin) * channels;
-        const T *__restrict x = in.x + at, *__restrict dy = in.dy + at, *__restrict y = RELU == 1 ? in.y + at : in.x;
+        const Index at = (n * s.length + begin) * channels;
         std::fill(buffer, buffer + 2 * channels, 0.0f);
-        const auto gradient = [&](Index i, float d, Index c) {
-            return masked<RELU>(to_float(dy[i]), RELU == 1 ? to_float(y[i]) : 0.0f, slope[c] * d + offset[c]);
-        };
-        Index i = 0;
-        for (; i + 2 <= size; i += 2)
-            for (Index c = 0; c < channels; ++c) {
-                const Index j = i * channels + c, k = j + channels;
-                const float d = to_float(x[j]) - center[c], e = to_float(x[k]) - center[c];
-                const float g = gradient(j, d, c), h = gradient(k, e, c);
-                one[c] += g + h;
-                two[c] += g * d + h * e;
-            }
-        for (; i < size; ++i)
-            for (Index c = 0; c < channels; ++c) {
-                const Index j = i * channels + c;
-                const float d = to_float(x[j]) - center[c], g = gradient(j, d, c);
-                one[c] += g, two[c] += g * d;
-            }
+        add_gradients<RELU>(in.x + at, in.dy + at, (RELU == 1 ? in.y : in.x) + at, std::min(TILE, stop - begin),
+                            channels, lines, lines + channels, lines + 2 * channels, buffer, buffer + channels);
         for (Index c = 0; c < 2 * channels; ++c) result[c] += buffer[c];
     }
 }
@@ -666,9 +674,8 @@ void slab_coefficients(const Tables& t, const RowSums& sums, const BatchSums& ba
 }
 
 template <int RELU, class T>
-void write_row(const Input<T>& in, Index at, Index length, Line line, Coefficients by) {
-    const T *__restrict x = in.x + at, *__restrict dy = in.dy + at, *__restrict y = RELU == 1 ? in.y + at : in.x;
-    T *__restrict dx = in.dx + at, *__restrict dresidual = RELU == 1 ? in.dresidual + at : in.dx;
+inline void write_gradients(const T* __restrict x, const T* __restrict dy, const T* __restrict y, T* __restrict dx,
+                            T* __restrict dresidual, Index length, Line line, Coefficients by) {
     for (Index i = 0; i < length; ++i) {
         const float value = to_float(x[i]), saved = RELU == 1 ? to_float(y[i]) : 0.0f;
         const float g = masked<RELU>(to_float(dy[i]), saved, line.at(value));
@@ -679,20 +686,22 @@ void write_row(const Input<T>& in, Index at, Index length, Line line, Coefficien
 
 // The six numbers of a channel are in separate arrays: center, slope, offset, for_dy, for_x, rest.
 template <int RELU, class T>
-void write_gradient_positions(const Input<T>& in, Index at, Index positions, Index channels, const float* numbers) {
-    const float *__restrict center = numbers, *__restrict slope = numbers + channels;
-    const float *__restrict offset = slope + channels, *__restrict for_dy = offset + channels;
-    const float *__restrict for_x = for_dy + channels, *__restrict rest = for_x + channels;
-    for (Index i = 0; i < positions; ++i, at += channels) {
-        const T *__restrict x = in.x + at, *__restrict dy = in.dy + at, *__restrict y = RELU == 1 ? in.y + at : in.x;
-        T *__restrict dx = in.dx + at, *__restrict dresidual = RELU == 1 ? in.dresidual + at : in.dx;
-        for (Index c = 0; c < channels; ++c) {
-            const float d = to_float(x[c]) - center[c], saved = RELU == 1 ? to_float(y[c]) : 0.0f;
-            const float g = masked<RELU>(to_float(dy[c]), saved, slope[c] * d + offset[c]);
-            store(dx + c, for_dy[c] * g + for_x[c] * d + rest[c]);
-            if (RELU == 1) store(dresidual + c, g);
-        }
+inline void write_gradients(const T* __restrict x, const T* __restrict dy, const T* __restrict y, T* __restrict dx,
+                            T* __restrict dresidual, Index channels, const float* __restrict numbers) {
+    const float *center = numbers, *slope = center + channels, *offset = slope + channels;
+    const float *for_dy = offset + channels, *for_x = for_dy + channels, *rest = for_x + channels;
+    for (Index c = 0; c < channels; ++c) {
+        const float d = to_float(x[c]) - center[c], saved = RELU == 1 ? to_float(y[c]) : 0.0f;
+        const float g = masked<RELU>(to_float(dy[c]), saved, slope[c] * d + offset[c]);
+        store(dx + c, for_dy[c] * g + for_x[c] * d + rest[c]);
+        if (RELU == 1) store(dresidual + c, g);
     }
+}
+
+template <int RELU, class T, class... Rest>
+inline void write_gradients_at(const Input<T>& in, Index at, Rest... rest) {
+    write_gradients<RELU>(in.x + at, in.dy + at, (RELU == 1 ? in.y : in.x) + at, in.dx + at,
+                          RELU == 1 ? in.dresidual + at : nullptr, rest...);
 }
 
 template <int RELU, class T>
@@ -715,8 +724,8 @@ void backward_rows(const Input<T>& in, const Tables& t, const Affine& affine, co
             const Index n = i / s.groups, g = i % s.groups;
             slab_coefficients(t, sums, batch, affine, s, n, g, coefficients + i * k);
             for (Index j = k - 1; j >= 0; --j)
-                write_row<RELU>(in, (i * k + j) * s.length, s.length, line_of(t, affine, s, n, g, g * k + j),
-                                coefficients[i * k + j]);
+                write_gradients_at<RELU>(in, (i * k + j) * s.length, s.length, line_of(t, affine, s, n, g, g * k + j),
+                                         coefficients[i * k + j]);
         }
     }
 }
@@ -751,7 +760,8 @@ void backward_segments(const Input<T>& in, const Tables& t, const Affine& affine
                 const Coefficients& row = coefficients[n * s.c + c];
                 by[c] = row.for_dy, by[s.c + c] = row.for_x, by[2 * s.c + c] = row.rest;
             }
-            write_gradient_positions<RELU>(in, (n * s.length + begin) * s.c, end - begin, s.c, buffer);
+            for (Index p = n * s.length + begin; p < n * s.length + end; ++p)
+                write_gradients_at<RELU>(in, p * s.c, s.c, static_cast<const float*>(buffer));
         }
     }
 }
