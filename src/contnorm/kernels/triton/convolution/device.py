@@ -1,7 +1,7 @@
 """Device code of convolutions on channels_last tensors: implicit matrix products, without atomics.
 
 The three products of a convolution have few output tiles for small images, and long sums. So a sum can be divided into
-``SPLITS`` parts, which different programs compute and store in float32; `add_splits` adds them in a fixed order.
+several parts, which different programs compute and store in float32; `add_splits` adds them in a fixed order.
 
 The rows of an output tile are positions, in the order of memory, or with ``BY_POSITION`` samples of a single position.
 There every tap of the kernel is either inside of the image for all rows or outside for all of them, and those outside
@@ -16,23 +16,20 @@ import triton.language as tl
 __all__ = ["add_splits", "forward", "input_gradient", "weight_gradient"]
 
 
-@triton.jit
-def _tile(BLOCKS_FIRST, BLOCKS_SECOND):
-    """Index of the tile of this program: the second index changes first, so neighbours share the rows in the cache."""
-    pid = tl.program_id(0)
-    return pid // BLOCKS_SECOND, pid % BLOCKS_SECOND
+_SIZES = ["samples", "height", "width", "out_height", "out_width", "column_blocks"]  # one kernel for all of these
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def forward(
     x_ptr, w_ptr, y_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, SPLITS: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input."""
     row_block = tl.program_id(0) // column_blocks
     column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
     split = tl.program_id(1)
+    splits = tl.num_programs(1)
     k = tl.arange(0, BK)
     first_r = 0
     first_s = 0
@@ -63,7 +60,7 @@ def forward(
     chunks = tl.cdiv(channels, BK)
     taps = taps_r * taps_s
     steps = taps * chunks
-    part = tl.cdiv(steps, SPLITS)
+    part = tl.cdiv(steps, splits)
     total = tl.zeros((BM, BN), tl.float32)
     for step in range(split * part, tl.minimum(steps, split * part + part)):
         if TAPS_FIRST:
@@ -92,11 +89,11 @@ def forward(
     tl.store(y_at, total.to(y_ptr.dtype.element_ty), mask=exists[:, None] & (column < filters)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def input_gradient(
     dy_ptr, w_ptr, dx_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, SPLITS: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the input, (rows, channels): positions of the input times taps and filters of the output.
 
@@ -106,6 +103,7 @@ def input_gradient(
     row_block = tl.program_id(0) // column_blocks
     column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
     split = tl.program_id(1)
+    splits = tl.num_programs(1)
     k = tl.arange(0, BK)
     if BY_POSITION:
         blocks = tl.cdiv(samples, BM)
@@ -148,7 +146,7 @@ def input_gradient(
     chunks = tl.cdiv(filters, BK)
     taps = taps_r * taps_s
     steps = taps * chunks
-    part = tl.cdiv(steps, SPLITS)
+    part = tl.cdiv(steps, splits)
     total = tl.zeros((BM, BN), tl.float32)
     for step in range(split * part, tl.minimum(steps, split * part + part)):
         if TAPS_FIRST:
@@ -178,11 +176,11 @@ def input_gradient(
     tl.store(dx_at, total.to(dx_ptr.dtype.element_ty), mask=exists[:, None] & (column < channels)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def weight_gradient(
     dy_ptr, x_ptr, dw_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, SPLITS: tl.constexpr, BY_POSITION: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the weight, (filters, taps * channels): a sum over the positions of the output.
 
@@ -192,6 +190,7 @@ def weight_gradient(
     column_block = tl.program_id(0) % column_blocks
     row = tl.program_id(0) // column_blocks * BM + tl.arange(0, BM)
     split = tl.program_id(1)
+    splits = tl.num_programs(1)
     k = tl.arange(0, BK)
     if FLAT:
         column = column_block * BN + tl.arange(0, BN)
@@ -218,7 +217,7 @@ def weight_gradient(
     area = rows_y * rows_x
     positions = samples * area
     steps = tl.cdiv(positions, BK)
-    part = tl.cdiv(steps, SPLITS)
+    part = tl.cdiv(steps, splits)
     row_exists = row < filters
     total = tl.zeros((BM, BN), tl.float32)
     for step in range(split * part, tl.minimum(steps, split * part + part)):

@@ -108,7 +108,6 @@ def _launches(direction: Direction, g: Geometry, t: Tiles, size: int) -> _Launch
         "BM": t.rows,
         "BN": t.columns,
         "BK": t.depth,
-        "SPLITS": t.splits,
         "BY_POSITION": t.by_position,
         "FLAT" if direction == "weight" else "TAPS_FIRST": t.reordered,
         "EVEN": _is_even(direction, g, t),
