@@ -8,8 +8,8 @@ Measured gain on an H200, ResNet-18 with one seed: 1.10 ms per step instead of 1
 GPU is full, and it is slower (five seeds: 0.74 ms instead of 0.52), so it is used for one seed only. See
 docs/benchmarks.md.
 
-Convolutions of small batches also leave most of a multiprocessor idle. Where a table of measurements has a faster Triton
-kernel, it computes the convolution or one of its gradients (`contnorm.kernels.triton.convolution`).
+Where a table of measurements has a Triton kernel that is faster than cuDNN's, it computes the convolution or one of its
+gradients (`contnorm.kernels.triton.convolution`).
 """
 
 from __future__ import annotations
@@ -127,9 +127,10 @@ _NO_TILES = LayerTiles()
 
 
 def _suits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels compute what torch would compute: TF32 only if torch may use it, channels_last, no tracing."""
+    """Whether the kernels can replace cuDNN: channels_last, no tracing, and float32 only if torch may use TF32 for it."""
+    precision: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     return (
-        (dtype == torch.bfloat16 or (dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"))
+        (dtype == torch.bfloat16 or (dtype == torch.float32 and precision.fp32_precision == "tf32"))
         and x.dtype != torch.float64
         and can_launch(x.device)
         and is_plain(x)

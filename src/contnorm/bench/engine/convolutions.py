@@ -55,7 +55,7 @@ def stored_table(progress: Mapping[str, Any], device: torch.device) -> Convoluti
         raise UserError(f"the checkpoint after step {progress['done']} {error}. Delete it to start again.") from error
     if table and not can_launch(device):
         raise UserError(
-            f"the checkpoint after step {progress['done']} is of a run with Triton convolutions (table {table.digest}), "
-            f"which can't be launched on {device}. Resume it on a GPU with Triton and a C compiler."
+            f"the checkpoint after step {progress['done']} needs the Triton convolutions of table {table.digest}, which "
+            f"can't be launched on {device}. Resume it on a GPU with Triton and a C compiler."
         )
     return table

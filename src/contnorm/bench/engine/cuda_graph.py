@@ -236,10 +236,8 @@ def compile_kernels(trainers: Sequence[Trainer]) -> None:
     with compiling_ahead():
         for trainer in distinct.values():
             builtin = trainer.config.model.name in MODELS and not trainer.has_user_model
-            if builtin and (
-                bool(trainer.convolutions)
-                or any(isinstance(module, NormLayer) and module.has_triton_kernels for module in trainer.model.modules())
-            ):
+            norms = [module for module in trainer.model.modules() if isinstance(module, NormLayer)]
+            if builtin and (trainer.convolutions or any(norm.has_triton_kernels for norm in norms)):
                 _run_passes(trainer)
 
 
