@@ -127,7 +127,7 @@ _NO_TILES = LayerTiles()
 
 
 def _suits(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels can replace cuDNN: channels_last, no tracing, and float32 only if torch may use TF32 for it."""
+    """Whether the kernels can replace cuDNN: channels_last, no tracing, and TF32 only if torch may use it."""
     precision: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     return (
         (dtype == torch.bfloat16 or (dtype == torch.float32 and precision.fp32_precision == "tf32"))

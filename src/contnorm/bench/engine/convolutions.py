@@ -55,7 +55,7 @@ def stored_table(progress: Mapping[str, Any], device: torch.device) -> Convoluti
         raise UserError(f"the checkpoint after step {progress['done']} {error}. Delete it to start again.") from error
     if table and not can_launch(device):
         raise UserError(
-            f"the checkpoint after step {progress['done']} needs the Triton convolutions of table {table.digest}, which "
+            f"the checkpoint after step {progress['done']} needs Triton convolutions (table {table.digest}), which "
             f"can't be launched on {device}. Resume it on a GPU with Triton and a C compiler."
         )
     return table
