@@ -97,7 +97,7 @@ class Convolution(nn.Conv2d):
             return super().forward(input)
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
-        side, tiles, geometry = self._side_stream_for(input, dtype), _NO_TILES, self._geometry(input)
+        side, tiles, geometry = self._side_stream_for(input, dtype), _NO_TILES, self.geometry(input)
         if geometry is not None and _suits(input, self.weight, dtype):
             tiles = current_table().tiles(str(dtype).removeprefix("torch."), geometry)
         if side is None and tiles == _NO_TILES:
@@ -113,7 +113,7 @@ class Convolution(nn.Conv2d):
         direct = self.weight.is_leaf and self.weight.requires_grad and self.weight.dtype == dtype
         return _side_stream.get() if direct and torch.is_grad_enabled() and input.numel() <= LARGE else None
 
-    def _geometry(self, input: Tensor) -> Geometry | None:
+    def geometry(self, input: Tensor) -> Geometry | None:
         """Return the sizes of the convolution; None if the kernels do not support them."""
         stride, padding, size = self.stride, self.padding, self.kernel_size
         square = stride[0] == stride[1] and padding[0] == padding[1] and size[0] == size[1]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from contnorm.kernels.triton.launcher import Launch, on_device_of
 
-__all__ = ["DIRECTIONS", "Direction", "Geometry", "Tiles", "convolve", "input_gradient", "weight_gradient"]
+__all__ = ["DIRECTIONS", "Direction", "Geometry", "Tiles", "convolve", "input_gradient", "programs", "weight_gradient"]
 
 Direction = Literal["forward", "input", "weight"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "input", "weight")
@@ -83,6 +83,18 @@ def _grid(direction: Direction, g: Geometry, t: Tiles) -> tuple[int, int]:
     taps = g.kernel**2
     columns = _blocks(taps * g.channels, t.columns) if t.reordered else taps * _blocks(g.channels, t.columns)
     return _blocks(g.filters, t.rows), columns
+
+
+def programs(direction: Direction, g: Geometry, t: Tiles) -> int:
+    """Return the number of programs of a kernel with one split.
+
+    Example:
+        >>> sizes = Geometry(20, 64, 16, 16, 64, kernel=3, stride=1, padding=1)
+        >>> programs("forward", sizes, Tiles(128, 64, 32, 1, 4, 3))
+        40
+    """
+    rows, columns = _grid(direction, g, t)
+    return rows * columns
 
 
 def _is_even(direction: Direction, g: Geometry, t: Tiles) -> bool:
