@@ -1,4 +1,4 @@
-"""Convolution kernels, in Triton's interpreter or on a GPU, against float64; their tables, and the layer that uses them."""
+"""Convolution kernels, in Triton's interpreter or on a GPU, against float64; tables; the layer that uses both."""
 
 from __future__ import annotations
 

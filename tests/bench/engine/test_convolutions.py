@@ -25,7 +25,14 @@ from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
 from contnorm.kernels.side_stream import Convolution
-from contnorm.kernels.triton.convolution.launch import DIRECTIONS, Geometry, Tiles
+from contnorm.kernels.triton.convolution.launch import (
+    DIRECTIONS,
+    Geometry,
+    Tiles,
+    convolve,
+    input_gradient,
+    weight_gradient,
+)
 from contnorm.kernels.triton.convolution.table import EMPTY, ConvolutionTable
 from tests.datasets import small_cifar100
 
@@ -201,8 +208,6 @@ class TestLaw:
 
     def test_error_is_comparable_with_cudnns(self) -> None:
         """TF32 rounds inputs to 11 bits; ours may truncate, which at most doubles the error of each product."""
-        from contnorm.kernels.triton.convolution.launch import convolve, input_gradient, weight_gradient
-
         g = Geometry(20, 128, 8, 8, 128, 3, 1, 1)
         chance = torch.Generator("cuda").manual_seed(0)
 
