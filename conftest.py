@@ -21,7 +21,7 @@ collect_ignore_glob = (
     if find_spec("triton")
     else [
         f"src/contnorm/kernels/triton/{name}.py"
-        for name in ("continual/tiles", "continual/forward", "continual/backward", "*_device")
+        for name in ("continual/tiles", "continual/forward", "continual/backward", "convolution/device", "*_device")
     ]
 )
 # The module that each integration imports; that of mammoth is found in a checkout alone, and has its own test.

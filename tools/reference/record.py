@@ -89,6 +89,7 @@ FIELDS = {
     "device.instructions": Field("str", _ALL, "Vector instructions that torch uses, on a CPU."),
     "precision": Field("str", _ALL, "Precision of training, as `train.precision`."),
     "deterministic": Field("bool", _ALL, "Whether only deterministic algorithms were used."),
+    "convolutions": Field("str", _ALL, "Hash of the table of convolution kernels, if Triton computed some of them."),
     "source": Field("object", _ALL, "The data set."),
     "source.name": Field("str", _ALL, "Its name."),
     "source.fingerprint": Field("str", _ALL, "Hash of its images and labels; equal data have equal fingerprints."),

@@ -30,7 +30,7 @@ from contnorm.errors import UserError, unknown, usable
 __all__ = ["ExportedRuns", "export"]
 
 Row = dict[str, Any]
-_PROVENANCE = ("versions", "device", "precision", "deterministic", "source", "commit")  # fields of a record
+_PROVENANCE = ("versions", "device", "precision", "deterministic", "convolutions", "source", "commit")
 _BEFORE = -1  # ``after_task`` of accuracies before the first task
 
 

@@ -1,4 +1,4 @@
-"""Measure the speed of layers, training steps or whole runs, and write the rows to a CSV file."""
+"""Measure the speed of layers, training steps, whole runs or convolutions, and write the rows to a CSV file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import torch
 from contnorm.bench.api.execution import find_device
 from contnorm.bench.data.registry import data_root
 from contnorm.bench.engine.runner import current_device
+from contnorm.benchmarks.convolutions import measure_convolutions, table_of
 from contnorm.benchmarks.layers import measure_layers
 from contnorm.benchmarks.runs import RUN_CASES, measure_runs
 from contnorm.benchmarks.step import measure_eager_step, measure_steps
 from contnorm.benchmarks.timing import environment_of, flatten_row, write_rows
 from contnorm.errors import UserError, unknown
+from contnorm.kernels.triton.convolution.table import environment_of_table, format_tables
 
 __all__ = ["KINDS", "describe_environment", "measure_speed"]
 
-KINDS = ("layers", "step", "run")
+KINDS = ("layers", "step", "run", "convolutions")
 
 
 def describe_environment(device: str) -> dict[str, Any]:
@@ -39,7 +41,8 @@ def measure_speed(
     """Run a benchmark. Yields each row when it is measured; all rows so far are in the CSV file.
 
     Args:
-        what: One of ``layers``, ``step`` and ``run``.
+        what: One of ``layers``, ``step``, ``run`` and ``convolutions``. The last also writes ``convolutions.json``, the
+            table of those at which Triton is faster than cuDNN.
         out: Folder of the CSV file, which is named after the benchmark.
         device: ``"cpu"``, ``"cuda"``, or a GPU by its index, such as ``"cuda:1"``.
         root: Folder of data sets; None for the default one.
@@ -60,11 +63,18 @@ def measure_speed(
     torch_device = find_device(device)
     environment = environment_of(torch_device)
     folder = data_root(None if root is None else Path(root))
+    if what == "convolutions" and torch_device.type != "cuda":
+        raise UserError(f"speed convolutions needs a GPU, and the device is {device}. Add: --device cuda")
     lines: list[dict[str, Any]] = []
+    rows: list[Any] = []
     for row in _rows(what, torch_device, folder, max_steps, only):
         line = flatten_row(row)
         lines.append(line | environment)
         write_rows(Path(out) / f"{what}.csv", lines)  # after each row, so that an interrupt loses none
+        rows.append(row)
+        if what == "convolutions":
+            table = format_tables([(environment_of_table(torch_device), table_of(rows))])
+            (Path(out) / "convolutions.json").write_text(table, encoding="utf-8")
         yield line
     if not lines:
         cases = ", ".join(f"{case.stream} {case.strategy} {case.norm}" for case in RUN_CASES)
@@ -78,5 +88,7 @@ def _rows(what: str, device: torch.device, root: Path, max_steps: int | None, on
         elif what == "step":
             yield from (measure_eager_step(device, norm) for norm in ("bn", "cn"))
             yield from measure_steps(device)
+        elif what == "convolutions":
+            yield from measure_convolutions(device)
         else:
             yield from measure_runs(str(device), root, max_steps, only)

@@ -23,7 +23,16 @@ import contnorm
 from contnorm.bench.engine.precision import device_name
 from contnorm.bench.escape import escape_csv
 
-__all__ = ["Percentiles", "copy_bandwidth", "environment_of", "flatten_row", "measure_time", "write_rows"]
+__all__ = [
+    "Percentiles",
+    "captured",
+    "copy_bandwidth",
+    "environment_of",
+    "flatten_row",
+    "measure_time",
+    "replayed",
+    "write_rows",
+]
 
 WARM_UP = 3
 MIN_REPLAY_SECONDS = 2e-3  # minimum seconds of a replay, so that its launch overhead is negligible
@@ -72,13 +81,14 @@ def _wall_clock(work: Callable[[], object], replays: int) -> Percentiles:
 
 
 def _in_graph(work: Callable[[], object], replays: int) -> Percentiles:
-    once = _captured(work, 1)
-    several = max(1, min(200, round(MIN_REPLAY_SECONDS / max(1e-6, min(_replayed(once, 5))))))
-    graph = _captured(work, several) if several > 1 else once
-    return Percentiles.of([seconds / several for seconds in _replayed(graph, replays)])
+    once = captured(work, 1)
+    several = max(1, min(200, round(MIN_REPLAY_SECONDS / max(1e-6, min(replayed(once, 5))))))
+    graph = captured(work, several) if several > 1 else once
+    return Percentiles.of([seconds / several for seconds in replayed(graph, replays)])
 
 
-def _captured(work: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
+def captured(work: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
+    """Capture a function that many times in one graph."""
     side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side_stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side_stream):
@@ -92,7 +102,8 @@ def _captured(work: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _replayed(graph: torch.cuda.CUDAGraph, times: int) -> list[float]:
+def replayed(graph: torch.cuda.CUDAGraph, times: int) -> list[float]:
+    """Return the seconds of each of so many replays."""
     graph.replay()
     seconds = []
     for _ in range(times):

@@ -20,9 +20,14 @@ WIDTHS = {"shape": 15, "layer": 11, "stream": 14}
 @examples(
     Example("Time single layers on the CPU.", "contnorm speed layers"),
     Example("Time whole training steps on a GPU.", "contnorm speed step --device cuda", "gpu"),
+    Example(
+        "Find the convolutions at which Triton is faster than cuDNN.",
+        "contnorm speed convolutions --device cuda",
+        "gpu",
+    ),
 )
 def speed(
-    what: Annotated[str, typer.Argument(help="Benchmark: layers, step or run.")] = "layers",
+    what: Annotated[str, typer.Argument(help="Benchmark: layers, step, run or convolutions.")] = "layers",
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of the CSV files to write.")] = Path("speed"),
     max_steps: Annotated[int | None, typer.Option(help="Stop each timed run after N steps (smoke test).")] = None,
@@ -32,7 +37,11 @@ def speed(
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Measure the speed of layers, training steps or whole runs, compared with torch's own layers."""
+    """Measure the speed of layers, training steps, whole runs or convolutions, compared with torch's own layers.
+
+    `speed convolutions` also writes convolutions.json, a table of the convolutions at which Triton is faster than
+    cuDNN. Set CONTNORM_CONVOLUTIONS to its path, and runs on this GPU use it.
+    """
     with importing_torch():
         environment = benchmarks.describe_environment(device)
     rows = 0

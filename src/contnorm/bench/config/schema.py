@@ -241,6 +241,12 @@ class TrainConfig(SettingsGroup):
     max_steps: Count | None = Field(
         default=None, description="Stop after this many steps (smoke test); none for all steps."
     )
+    convolutions: Literal["auto", "cudnn"] = Field(
+        default="auto",
+        kw_only=True,
+        description="Compute convolutions by Triton where a table of measurements on this GPU says that it is faster, "
+        "or all of them by cuDNN.",
+    )
 
 
 @dataclass(frozen=True, config=_CONFIG)

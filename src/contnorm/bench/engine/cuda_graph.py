@@ -27,6 +27,7 @@ from contnorm.bench.models.build import MODELS
 from contnorm.bench.streams.image_store import ImageFeed
 from contnorm.errors import UserCodeError
 from contnorm.kernels.side_stream import SideStream
+from contnorm.kernels.triton.convolution.table import using_table
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 from contnorm.layers.base import NormLayer
 
@@ -224,14 +225,19 @@ def compile_kernels(trainers: Sequence[Trainer]) -> None:
     if not can_compile_ahead():
         return
     distinct = {
-        (trainer.config.model, trainer.config.norm, trainer.config.train.precision): trainer for trainer in trainers
+        (
+            trainer.config.model,
+            trainer.config.norm,
+            trainer.config.train.precision,
+            trainer.convolutions.digest,
+        ): trainer
+        for trainer in trainers
     }
     with compiling_ahead():
         for trainer in distinct.values():
             builtin = trainer.config.model.name in MODELS and not trainer.has_user_model
-            if builtin and any(
-                isinstance(module, NormLayer) and module.has_triton_kernels for module in trainer.model.modules()
-            ):
+            norms = [module for module in trainer.model.modules() if isinstance(module, NormLayer)]
+            if builtin and (trainer.convolutions or any(norm.has_triton_kernels for norm in norms)):
                 _run_passes(trainer)
 
 
@@ -243,8 +249,9 @@ def _run_passes(trainer: Trainer) -> None:
         return torch.zeros((count, *shape), device=trainer.device).to(memory_format=torch.channels_last)
 
     with trainer.autocast():
-        for count in sorted(_pass_sizes(trainer)):
-            model.train()(images(count)).sum().backward()
+        with using_table(trainer.convolutions):
+            for count in sorted(_pass_sizes(trainer)):
+                model.train()(images(count)).sum().backward()
         with torch.no_grad():
             model.eval()(images(evaluation_batch(trainer)))
 

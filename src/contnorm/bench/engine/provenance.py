@@ -19,14 +19,24 @@ from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.job import RunEnvironment
 from contnorm.bench.engine.precision import cn_kernel, cpu_instructions, device_name
+from contnorm.kernels.triton.convolution.table import EMPTY, ConvolutionTable
 from contnorm.plugins import BUILT_IN, Origin
 from contnorm.registry import NORMS
 
 __all__ = ["built_commit", "commit_of", "package_commit", "provenance"]
 
 
-def provenance(config: RunConfig, source: Source, environment: RunEnvironment) -> dict[str, Any]:
-    """Return what the results depend on besides the settings: versions, device, precision, data and commit."""
+def provenance(
+    config: RunConfig, source: Source, environment: RunEnvironment, convolutions: ConvolutionTable = EMPTY
+) -> dict[str, Any]:
+    """Return what the results depend on besides the settings: versions, device, precision, data and commit.
+
+    Args:
+        config: The settings.
+        source: The data set.
+        environment: Where the run is executed.
+        convolutions: The table of convolution kernels of the run.
+    """
     device, model = environment.device, environment.objects.get(config.model.name)
     shared_weights = model is not None and isinstance(model.value, torch.nn.Module)
     return {
@@ -46,6 +56,7 @@ def provenance(config: RunConfig, source: Source, environment: RunEnvironment) -
         },
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
+        **({"convolutions": convolutions.digest} if convolutions else {}),
         "source": {"name": source.name, "fingerprint": source.fingerprint, **_source_details(source)},
         "commit": package_commit(),
     }

@@ -125,9 +125,10 @@ def _run_in_memory(
         with _error_context(trainers, {}):
             for trainer, what in train_together(list(trainers), stop=stop, log_every=environment.log_every):
                 if isinstance(what, Started):
-                    what = replace(what, provenance=provenance(trainer.config, shared.source, environment))
+                    used = trainer.convolutions
+                    what = replace(what, provenance=provenance(trainer.config, shared.source, environment, used))
                 if isinstance(what, Finished):
-                    results = _complete(what.results, trainers[trainer], shared.source, environment, started, trainers)
+                    results = _complete(what.results, trainer, shared.source, environment, started, trainers)
                     weights = pack_weights(trainer.model) if environment.keep_weights else None
                     what = Finished(results, weights)
                 yield Event(trainers[trainer], what, None)
@@ -254,12 +255,13 @@ def _train_recorded(
         job = trainers[trainer]
         run_dir = run_dirs[job]
         if isinstance(what, Started):
-            what = replace(what, provenance=provenance(job.config, source, environment))
+            what = replace(what, provenance=provenance(job.config, source, environment, trainer.convolutions))
         if isinstance(what, Diverged):
             with usable(run_dir.record, "the record can't be written", "Free disk space, and run it again."):
-                store.save_diverged(job.config, job.seed, what.why, provenance(job.config, source, environment))
+                origin = provenance(job.config, source, environment, trainer.convolutions)
+                store.save_diverged(job.config, job.seed, what.why, origin)
         if isinstance(what, Finished):
-            results = _complete(what.results, job, source, environment, started, trainers)
+            results = _complete(what.results, trainer, source, environment, started, trainers)
             with usable(run_dir.record, "the record can't be written", RESUME_HINT):
                 if environment.keep_weights:  # before the record: every record then has its weights
                     save_weights(trainer.model, run_dir.record)
@@ -272,7 +274,7 @@ def _train_recorded(
 
 def _complete(
     results: dict[str, Any],
-    job: Job,
+    trainer: Trainer,
     source: Source,
     environment: RunEnvironment,
     started: float,
@@ -280,7 +282,7 @@ def _complete(
 ) -> dict[str, Any]:
     """Add the time of the whole group and the provenance to the results of a run."""
     seconds = {**results["seconds"], "together": time.perf_counter() - started, "lanes": len(together)}
-    return {**results, "seconds": seconds, **provenance(job.config, source, environment)}
+    return {**results, "seconds": seconds, **provenance(trainer.config, source, environment, trainer.convolutions)}
 
 
 RESUME_HINT = "Free disk space, then resume with `contnorm resume`: the last checkpoint is intact."

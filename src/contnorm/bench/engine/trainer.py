@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.code_state import UNREADABLE, CodeState, isolate_modules, register_modules
+from contnorm.bench.engine.convolutions import choose_table, progress_of_table, stored_table
 from contnorm.bench.engine.global_generators import seeded_generators
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
@@ -41,6 +42,7 @@ from contnorm.bench.user_code import is_user_code
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.side_stream import SideStream, side_stream_gradients
+from contnorm.kernels.triton.convolution.table import using_table
 from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["Trainer"]
@@ -99,6 +101,7 @@ class Trainer:
         use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
         self.bf16_weights = Bf16Weights(self.model) if use_bf16_copies else None
         self.optimizer = build_optimizer(config.train, self.model, device)
+        self.convolutions = choose_table(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # last row: samples that are not stored
         self.task_moments: dict[int, dict[str, Tensor]] = {}  # running moments at the end of tasks, for evaluation
@@ -210,7 +213,7 @@ class Trainer:
             self.bf16_weights.refresh()
         purpose = f"step {self.done}"
         with self.user_code.seeded(purpose):
-            with side_stream_gradients(self.side_stream):
+            with side_stream_gradients(self.side_stream), using_table(self.convolutions):
                 with self.autocast():
                     loss, logits = self._loss(stream, replay, extra)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -410,7 +413,7 @@ class Trainer:
 
     def progress(self) -> dict[str, Any]:
         """Return what must survive a restart besides tensors, as JSON values."""
-        progress: dict[str, Any] = {"done": self.done}
+        progress: dict[str, Any] = {"done": self.done, **progress_of_table(self.convolutions)}
         if self.has_task_hooks:
             progress["hooks"] = self.hooks_done
         values = self._strategy_state()[1]
@@ -465,6 +468,7 @@ class Trainer:
 
     def load(self, state: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Resume from a saved `state` and `progress`."""
+        self.convolutions = stored_table(progress, self.device)
         model, optimizer = (
             {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
             for prefix in ("model.", "optimizer.")

@@ -1,0 +1,268 @@
+"""Device code of convolutions on channels_last tensors: implicit matrix products, without atomics.
+
+The three products of a convolution have few output tiles for small images, and long sums. So a sum can be divided into
+several parts, which different programs compute and store in float32; `add_splits` adds them in a fixed order.
+
+The rows of an output tile are positions, in the order of memory, or with ``BY_POSITION`` samples of a single position.
+There every tap of the kernel is either inside of the image for all rows or outside for all of them, and those outside
+are skipped: on images of 2x2, 20 of the 36 pairs of a position and a tap.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["add_splits", "forward", "input_gradient", "weight_gradient"]
+
+
+_SIZES = ["samples", "height", "width", "out_height", "out_width", "column_blocks"]  # one kernel for all of these
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def forward(
+    x_ptr, w_ptr, y_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input."""
+    row_block = tl.program_id(0) // column_blocks
+    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
+    split = tl.program_id(1)
+    splits = tl.num_programs(1)
+    k = tl.arange(0, BK)
+    first_r = 0
+    first_s = 0
+    taps_r = KERNEL
+    taps_s = KERNEL
+    if BY_POSITION:
+        blocks = tl.cdiv(samples, BM)
+        position = row_block // blocks
+        sample = row_block % blocks * BM + tl.arange(0, BM)
+        oy = position // out_width
+        ox = position % out_width
+        exists = sample < samples
+        row = (sample * out_height + oy) * out_width + ox
+        top = oy * STRIDE - PADDING
+        left = ox * STRIDE - PADDING
+        first_r = tl.maximum(0, -top)
+        first_s = tl.maximum(0, -left)
+        taps_r = tl.maximum(tl.minimum(KERNEL, height - top) - first_r, 0)
+        taps_s = tl.maximum(tl.minimum(KERNEL, width - left) - first_s, 0)
+    else:
+        row = row_block * BM + tl.arange(0, BM)
+        exists = row < samples * out_height * out_width
+        sample = row // (out_height * out_width)
+        top = row // out_width % out_height * STRIDE - PADDING
+        left = row % out_width * STRIDE - PADDING
+    x_rows = x_ptr + ((sample * height + top) * width + left) * channels
+    w_columns = w_ptr + column * (KERNEL * KERNEL * channels)
+    chunks = tl.cdiv(channels, BK)
+    taps = taps_r * taps_s
+    steps = taps * chunks
+    part = tl.cdiv(steps, splits)
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(split * part, tl.minimum(steps, split * part + part)):
+        if TAPS_FIRST:
+            tap = step % taps
+            chunk = step // taps
+        else:
+            tap = step // chunks
+            chunk = step % chunks
+        r = first_r + tap // taps_s
+        s = first_s + tap % taps_s
+        if BY_POSITION:
+            inside = exists
+        else:
+            inside = exists & (top + r >= 0) & (top + r < height) & (left + s >= 0) & (left + s < width)
+        at = chunk * BK + k
+        x_mask = inside[:, None] if EVEN else inside[:, None] & (at < channels)[None, :]
+        a = tl.load(x_rows[:, None] + ((r * width + s) * channels + at)[None, :], mask=x_mask, other=0.0)
+        w_at = w_columns[:, None] + ((r * KERNEL + s) * channels + at)[None, :]
+        if EVEN:
+            b = tl.load(w_at)
+        else:
+            b = tl.load(w_at, mask=(column < filters)[:, None] & (at < channels)[None, :], other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
+    offset = split.to(tl.int64) * (samples * out_height * out_width * filters)
+    y_at = y_ptr + offset + row[:, None] * filters + column[None, :]
+    tl.store(y_at, total.to(y_ptr.dtype.element_ty), mask=exists[:, None] & (column < filters)[None, :])
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def input_gradient(
+    dy_ptr, w_ptr, dx_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the input, (rows, channels): positions of the input times taps and filters of the output.
+
+    With a stride, the positions of the input are divided by their remainders modulo the stride. All positions with the
+    same remainders have the same taps, so no product is with a zero.
+    """
+    row_block = tl.program_id(0) // column_blocks
+    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
+    split = tl.program_id(1)
+    splits = tl.num_programs(1)
+    k = tl.arange(0, BK)
+    if BY_POSITION:
+        blocks = tl.cdiv(samples, BM)
+        position = row_block // blocks
+        sample = row_block % blocks * BM + tl.arange(0, BM)
+        iy = position // width
+        ix = position % width
+        exists = sample < samples
+        rest_y = iy % STRIDE
+        rest_x = ix % STRIDE
+    else:
+        rest = row_block % (STRIDE * STRIDE)
+        rest_y = rest // STRIDE
+        rest_x = rest % STRIDE
+        fewer_y = (height + STRIDE - 1) // STRIDE
+        fewer_x = (width + STRIDE - 1) // STRIDE
+        index = row_block // (STRIDE * STRIDE) * BM + tl.arange(0, BM)
+        sample = index // (fewer_y * fewer_x)
+        iy = index // fewer_x % fewer_y * STRIDE + rest_y
+        ix = index % fewer_x * STRIDE + rest_x
+        exists = (sample < samples) & (iy < height) & (ix < width)
+    row = (sample * height + iy) * width + ix
+    # Tap r of an input at iy belongs to the output at (iy + PADDING - r) / STRIDE, if that is an integer.
+    first_r = (rest_y + PADDING) % STRIDE
+    first_s = (rest_x + PADDING) % STRIDE
+    taps_r = (KERNEL - first_r + STRIDE - 1) // STRIDE
+    taps_s = (KERNEL - first_s + STRIDE - 1) // STRIDE
+    oy = (iy + PADDING - first_r) // STRIDE
+    ox = (ix + PADDING - first_s) // STRIDE
+    if BY_POSITION:
+        skipped_r = tl.maximum(0, oy - out_height + 1)
+        skipped_s = tl.maximum(0, ox - out_width + 1)
+        first_r += skipped_r * STRIDE
+        first_s += skipped_s * STRIDE
+        oy -= skipped_r
+        ox -= skipped_s
+        taps_r = tl.maximum(tl.minimum(taps_r - skipped_r, oy + 1), 0)
+        taps_s = tl.maximum(tl.minimum(taps_s - skipped_s, ox + 1), 0)
+    dy_rows = dy_ptr + ((sample * out_height + oy) * out_width + ox) * filters
+    chunks = tl.cdiv(filters, BK)
+    taps = taps_r * taps_s
+    steps = taps * chunks
+    part = tl.cdiv(steps, splits)
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(split * part, tl.minimum(steps, split * part + part)):
+        if TAPS_FIRST:
+            tap = step % taps
+            chunk = step // taps
+        else:
+            tap = step // chunks
+            chunk = step % chunks
+        i = tap // taps_s
+        j = tap % taps_s
+        if BY_POSITION:
+            inside = exists
+        else:
+            inside = exists & (oy - i >= 0) & (oy - i < out_height) & (ox - j >= 0) & (ox - j < out_width)
+        at = chunk * BK + k
+        dy_mask = inside[:, None] if EVEN else inside[:, None] & (at < filters)[None, :]
+        a = tl.load(dy_rows[:, None] + (at - (i * out_width + j) * filters)[None, :], mask=dy_mask, other=0.0)
+        tap_at = (first_r + i * STRIDE) * KERNEL + first_s + j * STRIDE
+        w_at = w_ptr + ((at * (KERNEL * KERNEL) + tap_at) * channels)[:, None] + column[None, :]
+        if EVEN:
+            b = tl.load(w_at)
+        else:
+            b = tl.load(w_at, mask=(at < filters)[:, None] & (column < channels)[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision="tf32")
+    offset = split.to(tl.int64) * (samples * height * width * channels)
+    dx_at = dx_ptr + offset + row[:, None] * channels + column[None, :]
+    tl.store(dx_at, total.to(dx_ptr.dtype.element_ty), mask=exists[:, None] & (column < channels)[None, :])
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def weight_gradient(
+    dy_ptr, x_ptr, dw_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the weight, (filters, taps * channels): a sum over the positions of the output.
+
+    A program has one tap and a block of channels, or if ``FLAT`` a block of (tap, channel) pairs. With one tap and
+    ``BY_POSITION``, the sum has only those positions at which the tap is inside of the image.
+    """
+    column_block = tl.program_id(0) % column_blocks
+    row = tl.program_id(0) // column_blocks * BM + tl.arange(0, BM)
+    split = tl.program_id(1)
+    splits = tl.num_programs(1)
+    k = tl.arange(0, BK)
+    if FLAT:
+        column = column_block * BN + tl.arange(0, BN)
+        tap = column // channels
+        channel = column % channels
+        column_exists = column < KERNEL * KERNEL * channels
+    else:
+        blocks = tl.cdiv(channels, BN)
+        tap = column_block // blocks
+        channel = column_block % blocks * BN + tl.arange(0, BN)
+        column = tap * channels + channel
+        column_exists = channel < channels
+    r = tap // KERNEL - PADDING
+    s = tap % KERNEL - PADDING
+    first_y = 0
+    first_x = 0
+    rows_y = out_height
+    rows_x = out_width
+    if BY_POSITION:
+        first_y = tl.maximum(0, (STRIDE - 1 - r) // STRIDE)
+        first_x = tl.maximum(0, (STRIDE - 1 - s) // STRIDE)
+        rows_y = tl.maximum(tl.minimum(out_height, (height - r + STRIDE - 1) // STRIDE) - first_y, 0)
+        rows_x = tl.maximum(tl.minimum(out_width, (width - s + STRIDE - 1) // STRIDE) - first_x, 0)
+    area = rows_y * rows_x
+    positions = samples * area
+    steps = tl.cdiv(positions, BK)
+    part = tl.cdiv(steps, splits)
+    row_exists = row < filters
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(split * part, tl.minimum(steps, split * part + part)):
+        at = step * BK + k
+        exists = at < positions
+        if BY_POSITION:
+            sample = at // area
+            oy = first_y + at // rows_x % rows_y
+            ox = first_x + at % rows_x
+            dy_rows = ((sample * out_height + oy) * out_width + ox) * filters
+        else:
+            sample = at // (out_height * out_width)
+            oy = at // out_width % out_height
+            ox = at % out_width
+            dy_rows = at * filters
+        dy_mask = exists[:, None] if EVEN else exists[:, None] & row_exists[None, :]
+        a = tl.load(dy_ptr + dy_rows[:, None] + row[None, :], mask=dy_mask, other=0.0)
+        iy = oy * STRIDE
+        ix = ox * STRIDE
+        if FLAT:
+            y = iy[:, None] + r[None, :]
+            x = ix[:, None] + s[None, :]
+            x_mask = exists[:, None] & column_exists[None, :] & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+            x_at = (((sample * height + iy) * width + ix) * channels)[:, None]
+            x_at = x_at + ((r * width + s) * channels + channel)[None, :]
+        else:
+            inside = exists
+            if not BY_POSITION:
+                inside = inside & (iy + r >= 0) & (iy + r < height) & (ix + s >= 0) & (ix + s < width)
+            x_mask = inside[:, None] if EVEN else inside[:, None] & column_exists[None, :]
+            x_at = (((sample * height + iy + r) * width + ix + s) * channels)[:, None] + channel[None, :]
+        b = tl.load(x_ptr + x_at, mask=x_mask, other=0.0)
+        total = tl.dot(tl.trans(a), b, total, input_precision="tf32")
+    size = KERNEL * KERNEL * channels
+    offset = split.to(tl.int64) * (filters * size)
+    dw_at = dw_ptr + offset + row[:, None] * size + column[None, :]
+    tl.store(dw_at, total.to(dw_ptr.dtype.element_ty), mask=row_exists[:, None] & column_exists[None, :])
+
+
+@triton.jit
+def add_splits(part_ptr, out_ptr, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of the parts, (SPLITS, size) in float32, in the order of their numbers."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = at < size
+    total = tl.load(part_ptr + at, mask=exists, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(part_ptr + split * size + at, mask=exists, other=0.0)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=exists)

@@ -1,0 +1,287 @@
+"""Convolution kernels, in Triton's interpreter or on a GPU, against float64; tables; the layer that uses both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contnorm.errors import UserError
+from contnorm.kernels import side_stream
+from contnorm.kernels.side_stream import Convolution
+from contnorm.kernels.triton.availability import can_launch
+from contnorm.kernels.triton.convolution import table as tables
+from contnorm.kernels.triton.convolution.launch import (
+    DIRECTIONS,
+    Geometry,
+    Tiles,
+    convolve,
+    input_gradient,
+    weight_gradient,
+)
+from contnorm.kernels.triton.convolution.table import (
+    EMPTY,
+    VARIABLE,
+    ConvolutionTable,
+    LayerTiles,
+    environment_of_table,
+    format_tables,
+    table_for,
+    using_table,
+)
+
+SMALL = Tiles(16, 16, 16, 1, 4, 2)
+VARIANTS = {
+    "plain": SMALL,
+    "split": SMALL._replace(splits=3),
+    "by position": SMALL._replace(by_position=True),
+    "reordered": SMALL._replace(reordered=True, splits=2),
+}
+GEOMETRIES = [
+    Geometry(3, 5, 7, 6, 9, 3, 1, 1),
+    Geometry(3, 5, 7, 6, 9, 3, 2, 1),  # an odd and an even side
+    Geometry(2, 17, 8, 5, 33, 1, 2, 0),
+    Geometry(18, 16, 2, 2, 16, 3, 1, 1),  # more samples than rows of a tile; most taps are outside
+    Geometry(3, 4, 6, 6, 8, 3, 2, 0),
+    Geometry(20, 16, 1, 1, 16, 3, 1, 1),
+    Geometry(2, 3, 9, 8, 8, 3, 1, 1),
+]
+
+
+@pytest.fixture(autouse=True)
+def _can_run(device: torch.device) -> Iterator[None]:
+    if not can_launch(device):
+        pytest.skip("Triton can't run here")
+    old = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = True
+    yield
+    torch.backends.cudnn.allow_tf32 = old
+
+
+def tensors(g: Geometry, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Input, weight and gradient of the output, in channels_last layout."""
+    chance = torch.Generator().manual_seed(0)
+    shapes = (
+        (g.samples, g.channels, g.height, g.width),
+        (g.filters, g.channels, g.kernel, g.kernel),
+        (g.samples, g.filters, g.out_height, g.out_width),
+    )
+    x, weight, dy = (
+        torch.randn(shape, generator=chance).to(device, dtype).contiguous(memory_format=torch.channels_last)
+        for shape in shapes
+    )
+    return x, weight, dy
+
+
+def exact(g: Geometry, x: Tensor, weight: Tensor, dy: Tensor) -> LayerTiles:
+    """Output and gradients in float64, by direction."""
+    a, b = x.double().cpu().requires_grad_(), weight.double().cpu().requires_grad_()
+    y = F.conv2d(a, b, None, g.stride, g.padding)
+    y.backward(dy.double().cpu())
+    return LayerTiles(y.detach(), a.grad, b.grad)  # type: ignore[arg-type]
+
+
+def tolerance(device: torch.device, dtype: torch.dtype) -> float:
+    """Relative to the largest value: half a unit of bfloat16, TF32 inputs on a GPU, float32 sums in the interpreter."""
+    if dtype == torch.bfloat16:
+        return 2**-8
+    return 2**-9 if device.type == "cuda" else 1e-6
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double().cpu() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("g", GEOMETRIES, ids=lambda g: "x".join(map(str, g)))
+def test_kernels_match_float64(g: Geometry, name: str, device: torch.device) -> None:
+    tiles = VARIANTS[name]
+    x, weight, dy = tensors(g, device)
+    expected = exact(g, x, weight, dy)
+    results = (
+        convolve(x, weight, g, tiles),
+        input_gradient(dy, weight, g, tiles),
+        weight_gradient(dy, x, g, tiles),
+    )
+    for direction, actual, target in zip(DIRECTIONS, results, expected, strict=True):
+        assert actual.shape == target.shape
+        assert actual.is_contiguous(memory_format=torch.channels_last)
+        assert error(actual, target) < tolerance(device, x.dtype), direction
+
+
+def test_bfloat16_is_summed_in_float32(device: torch.device) -> None:
+    """In bfloat16, a sum of 9 * 256 terms would have an error of several units."""
+    if device.type == "cpu":
+        pytest.skip("Triton's interpreter multiplies the bits of bfloat16 numbers")
+    g = Geometry(2, 256, 3, 3, 16, 3, 1, 1)
+    x, weight, dy = tensors(g, device, torch.bfloat16)
+    expected = exact(g, x, weight, dy)
+    tiles = SMALL._replace(depth=64, splits=4)
+    assert error(convolve(x, weight, g, tiles), expected.forward) < tolerance(device, x.dtype)  # type: ignore[arg-type]
+
+
+# --- the layer --------------------------------------------------------------------------------------------------------
+
+LAYER = Geometry(3, 8, 5, 4, 12, 3, 1, 1)
+
+
+def table_of(g: Geometry, dtype: str = "float32", *directions: str) -> ConvolutionTable:
+    chosen = directions or DIRECTIONS
+    return ConvolutionTable({(name, dtype, g): SMALL for name in DIRECTIONS if name in chosen})
+
+
+def layer(device: torch.device, **options: object) -> Convolution:
+    torch.manual_seed(1)
+    made = Convolution(8, 12, 3, **{"padding": 1, "bias": False, **options}).to(device)  # type: ignore[arg-type]
+    return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the launched kernels."""
+    made: list[str] = []
+    for name in ("convolve", "input_gradient", "weight_gradient"):
+
+        def launch(*given: object, name: str = name, original: object = getattr(side_stream, name)) -> object:
+            made.append(name)
+            return original(*given)  # type: ignore[operator]
+
+        monkeypatch.setattr(side_stream, name, launch)
+    return made
+
+
+@pytest.mark.parametrize("directions", [(), ("forward",), ("input",), ("weight",), ("input", "weight")], ids=str)
+def test_layer_launches_the_kernels_of_its_table(
+    directions: tuple[str, ...], device: torch.device, calls: list[str]
+) -> None:
+    module = layer(device)
+    x, _, dy = tensors(LAYER, device)
+    x.requires_grad_()
+    with using_table(table_of(LAYER, "float32", *directions)):
+        y = module(x)
+    y.backward(dy)
+    names = dict(zip(DIRECTIONS, ("convolve", "input_gradient", "weight_gradient"), strict=True))
+    assert calls == [names[name] for name in DIRECTIONS if name in (directions or DIRECTIONS)]
+    expected = exact(LAYER, x.detach(), module.weight.detach(), dy)
+    for actual, target in zip((y.detach(), x.grad, module.weight.grad), expected, strict=True):
+        assert actual is not None and error(actual, target) < tolerance(device, x.dtype)
+    assert module.weight.grad is not None and module.weight.grad.stride() == module.weight.stride()
+
+
+def test_frozen_weight_and_input_get_no_gradient(device: torch.device, calls: list[str]) -> None:
+    module = layer(device)
+    x, _, dy = tensors(LAYER, device)
+    with using_table(table_of(LAYER)):
+        module(x).backward(dy)  # x needs none, as the images of a stem
+        module.weight.requires_grad_(False)
+        module(x.requires_grad_()).backward(dy)
+    assert calls == ["convolve", "weight_gradient", "convolve", "input_gradient"]
+
+
+@pytest.mark.parametrize(
+    "why", ["no table", "other sizes", "bias", "groups", "dilation", "nchw", "no tf32", "float64", "vmap", "circular"]
+)
+def test_unsupported_convolutions_are_torchs(why: str, device: torch.device, calls: list[str]) -> None:
+    options: dict[str, dict[str, object]] = {
+        "bias": {"bias": True},
+        "groups": {"groups": 2},
+        "dilation": {"dilation": 2, "padding": 2},
+        "circular": {"padding_mode": "circular"},
+    }
+    module = layer(device, **options.get(why, {}))
+    x, _, _ = tensors(LAYER._replace(samples=4) if why == "other sizes" else LAYER, device)
+    if why == "float64":
+        module, x = module.double(), x.double()
+    if why == "nchw":
+        x = x.contiguous()
+    torch.backends.cudnn.allow_tf32 = why != "no tf32"
+    with using_table(EMPTY if why == "no table" else table_of(LAYER)):
+        if why == "vmap":
+            assert torch.vmap(module)(x[None]).shape == (1, 3, 12, 5, 4)
+        else:
+            assert torch.equal(module(x), nn.Conv2d.forward(module, x))
+    assert calls == []
+
+
+def test_autocast_casts_input_and_weight(device: torch.device, calls: list[str]) -> None:
+    module = layer(device)
+    x, _, dy = tensors(LAYER, device)
+    with using_table(table_of(LAYER, "bfloat16")), torch.autocast(device.type, torch.bfloat16):
+        y = module(x)
+    assert y.dtype == torch.bfloat16 and calls == ["convolve"]
+    y.backward(dy.bfloat16())
+    assert module.weight.grad is not None and module.weight.grad.dtype == torch.float32
+    if device.type == "cpu":
+        return  # Triton's interpreter multiplies the bits of bfloat16 numbers
+    expected = exact(LAYER, x.bfloat16(), module.weight.detach().bfloat16(), dy.bfloat16())
+    assert error(module.weight.grad, expected.weight) < tolerance(device, torch.bfloat16)  # type: ignore[arg-type]
+
+
+def test_double_backward_equals_torchs(device: torch.device, calls: list[str]) -> None:
+    """The second derivative of sum(y**3) by weight and input, which depends on both."""
+
+    def second(table: ConvolutionTable) -> tuple[Tensor, ...]:
+        module = layer(device)
+        x = tensors(LAYER, device)[0].requires_grad_()
+        with using_table(table):
+            y = module(x)
+        first = torch.autograd.grad(y.pow(3).sum(), (x, module.weight), create_graph=True)
+        assert set(calls) <= {"convolve"}, "gradients of kernels can't be differentiated"
+        return torch.autograd.grad(sum(g.square().sum() for g in first), (x, module.weight))  # type: ignore[arg-type]
+
+    torchs, ours = second(EMPTY), second(table_of(LAYER))
+    for a, b in zip(ours, torchs, strict=True):  # cubes and squares multiply relative errors by about ten
+        assert error(a, b.double().cpu()) < 20 * tolerance(device, torch.float32)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_table_of_other_gpus_and_versions_is_not_used(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = environment_of_table(device)
+    others = [{**here, key: "other"} for key in here]
+    (tmp_path / "others.json").write_text(format_tables([(other, table_of(LAYER)) for other in others]))
+    (tmp_path / "mine.json").write_text(format_tables([(others[0], EMPTY), (here, table_of(LAYER))]))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "others.json"))
+    assert table_for(device) == EMPTY
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "mine.json"))
+    assert table_for(device) == table_of(LAYER)
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", '[{"environment": {}, "entries": [["up", "float32", [1]]]}]'])
+def test_file_without_tables_is_refused(
+    content: str | None, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tables.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv(VARIABLE, str(path))
+    if content == "{}":
+        assert table_for(device) == EMPTY
+        return
+    with pytest.raises(UserError, match=r"tables\.json.*CONTNORM_CONVOLUTIONS"):
+        table_for(device)
+
+
+def test_packaged_tables_are_valid() -> None:
+    """Sizes of tiles are powers of two of at least 16, which Triton requires."""
+    content = json.loads(tables.FILE.read_text())
+    for item in content:
+        assert set(item["environment"]) == {"gpu", "torch", "triton"}
+        for (direction, dtype, _), tiles in ConvolutionTable.from_json(item["entries"]).entries.items():
+            assert direction in DIRECTIONS and dtype in ("float32", "bfloat16")
+            assert all(size >= 16 and size & (size - 1) == 0 for size in tiles[:3])
+            assert tiles.splits >= 1 and tiles.warps in (1, 2, 4, 8)
+
+
+def test_digest_depends_on_entries_alone() -> None:
+    a, b = table_of(LAYER), table_of(LAYER._replace(samples=4))
+    joined = ConvolutionTable({**a.entries, **b.entries})
+    assert joined.digest == ConvolutionTable({**b.entries, **a.entries}).digest != a.digest
