@@ -1,4 +1,4 @@
-"""Measure the speed of layers, training steps or whole runs, and write the rows to a CSV file."""
+"""Measure the speed of layers, training steps, whole runs or start-up, and write the rows to a CSV file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from contnorm.bench.data.registry import data_root
 from contnorm.bench.engine.runner import current_device
 from contnorm.benchmarks.layers import measure_layers
 from contnorm.benchmarks.runs import RUN_CASES, measure_runs
+from contnorm.benchmarks.startup import measure_startup
 from contnorm.benchmarks.step import measure_eager_step, measure_steps
 from contnorm.benchmarks.timing import environment_of, flatten_row, write_rows
 from contnorm.errors import UserError, unknown
 
 __all__ = ["KINDS", "describe_environment", "measure_speed"]
 
-KINDS = ("layers", "step", "run")
+KINDS = ("layers", "step", "run", "startup")
 
 
 def describe_environment(device: str) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def measure_speed(
     """Run a benchmark. Yields each row when it is measured; all rows so far are in the CSV file.
 
     Args:
-        what: One of ``layers``, ``step`` and ``run``.
+        what: One of ``layers``, ``step``, ``run`` and ``startup``.
         out: Folder of the CSV file, which is named after the benchmark.
         device: ``"cpu"``, ``"cuda"``, or a GPU by its index, such as ``"cuda:1"``.
         root: Folder of data sets; None for the default one.
@@ -78,5 +79,7 @@ def _rows(what: str, device: torch.device, root: Path, max_steps: int | None, on
         elif what == "step":
             yield from (measure_eager_step(device, norm) for norm in ("bn", "cn"))
             yield from measure_steps(device)
+        elif what == "startup":
+            yield from measure_startup(str(device), root)
         else:
             yield from measure_runs(str(device), root, max_steps, only)

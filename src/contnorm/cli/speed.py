@@ -14,7 +14,7 @@ from contnorm.cli.tables import safe_text
 
 __all__ = ["speed"]
 
-WIDTHS = {"shape": 15, "layer": 11, "stream": 14}
+WIDTHS = {"shape": 15, "layer": 11, "stream": 14, "command": 30, "until": 10}
 
 
 @examples(
@@ -22,7 +22,7 @@ WIDTHS = {"shape": 15, "layer": 11, "stream": 14}
     Example("Time whole training steps on a GPU.", "contnorm speed step --device cuda", "gpu"),
 )
 def speed(
-    what: Annotated[str, typer.Argument(help="Benchmark: layers, step or run.")] = "layers",
+    what: Annotated[str, typer.Argument(help="Benchmark: layers, step, run or startup.")] = "layers",
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of the CSV files to write.")] = Path("speed"),
     max_steps: Annotated[int | None, typer.Option(help="Stop each timed run after N steps (smoke test).")] = None,
@@ -32,7 +32,7 @@ def speed(
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Measure the speed of layers, training steps or whole runs, compared with torch's own layers."""
+    """Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers."""
     with importing_torch():
         environment = benchmarks.describe_environment(device)
     rows = 0
