@@ -290,10 +290,11 @@ class _SaveTimer:
 
     def __init__(self, device: torch.device) -> None:
         self.pause = GPU_SAVE_SECONDS if device.type == "cuda" else 0.0
-        self.last = time.monotonic()
+        self._now = time.monotonic
+        self.last = self._now()
 
     def are_due(self) -> bool:
-        now = time.monotonic()
+        now = self._now()
         if now - self.last < self.pause:
             return False
         self.last = now
