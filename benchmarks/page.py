@@ -96,6 +96,15 @@ def run() -> str:
     return table(heads, lines)
 
 
+def startup() -> str:
+    lines = [
+        [f"`{r['command']}`" if r["until"] == "end" else r["command"], r["until"], r["repeats"],
+         f"{float(r['seconds']):.2f}", f"{float(r['least']):.2f}"]
+        for r in rows("startup")
+    ]  # fmt: skip
+    return table(["command", "until", "repeats", "seconds, median", "least"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "train": lambda: layers("train"),
     "eval": lambda: layers("eval"),
@@ -103,6 +112,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "large": large,
     "step": step,
     "run": run,
+    "startup": startup,
 }
 
 

@@ -13,12 +13,13 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.data.registry import load_source
-from contnorm.benchmarks import layers, measure, measure_speed, step
+from contnorm.benchmarks import layers, measure, measure_speed, startup, step
 from contnorm.benchmarks import runs as whole_runs
 from contnorm.benchmarks.timing import Percentiles, flatten_row, measure_time
 from contnorm.cli import speed
 from contnorm.cli.main import main
 from contnorm.errors import UserError
+from tests.datasets import small_cifar100
 
 pytestmark = pytest.mark.slow  # it measures
 
@@ -75,7 +76,7 @@ def _narrow(settings):  # type: ignore[no-untyped-def]
 
 
 def test_noise_has_the_format_of_the_data_set(tmp_path: Path) -> None:
-    root = whole_runs._write_noise("cifar10", tmp_path)
+    root = whole_runs.write_noise("cifar10", tmp_path)
     source = load_source("cifar10", root)
     assert source.train_images.shape == (50_000, 3, 32, 32) and source.test_labels.max() == 9
     assert 100 < source.train_images[:100].mean() < 155
@@ -119,10 +120,26 @@ def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return 1.0
 
     monkeypatch.setattr(whole_runs, "_timed", recorded)
-    monkeypatch.setattr(whole_runs, "_write_noise", lambda *_: tmp_path)
+    monkeypatch.setattr(whole_runs, "write_noise", lambda *_: tmp_path)
     list(measure_speed("run", tmp_path, root=tmp_path, only=["er", "cn"]))
     assert {(case.strategy, case.norm) for case in ran} == {("er", "cn")}
     with pytest.raises(UserError, match=r"--only cn gn .*split-cifar100 er bn, "):
         list(measure_speed("run", tmp_path, root=tmp_path, only=["cn", "gn"]))
     with pytest.raises(UserError, match=r"--only cn .*layers.* speed run"):
         list(measure_speed("layers", tmp_path, only=["cn"]))
+
+
+def test_startup_times_commands_and_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "COMMANDS", ("show",))
+    monkeypatch.setattr(startup, "SEEDS", 1)
+    monkeypatch.setattr(startup, "write_noise", lambda _, root: small_cifar100(root))
+    command, run = startup.measure_startup("cpu", tmp_path, repeats=1, runs=1)
+    assert (command.command, command.until, run.until) == ("contnorm show", "end", "first step")
+    assert 0 < command.least <= command.seconds < run.seconds
+
+
+def test_startup_reports_the_error_of_a_command(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no finished run 'absent'"):
+        startup._time_command(["show", "absent"], tmp_path)
+    with pytest.raises(UserError, match="unknown norm 'absent'"):
+        startup._time_first_step(["run", "--norm", "absent"], tmp_path)
