@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.data.registry import load_source
-from contnorm.benchmarks import layers, measure, measure_speed, startup, step
+from contnorm.benchmarks import eager, layers, measure, measure_speed, startup, step
 from contnorm.benchmarks import runs as whole_runs
 from contnorm.benchmarks.timing import Percentiles, flatten_row, measure_time
 from contnorm.cli import speed
@@ -143,3 +143,24 @@ def test_startup_reports_the_error_of_a_command(tmp_path: Path) -> None:
         startup._time_command(["show", "absent"], tmp_path)
     with pytest.raises(UserError, match="unknown norm 'absent'"):
         startup._time_first_step(["run", "--norm", "absent"], tmp_path)
+
+
+def test_host_and_eager_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "REPEATS", {"cpu": 2})
+    monkeypatch.setattr(eager, "BATCHES", {"cpu": (2,)})
+    monkeypatch.setattr(eager, "LAYERS", 2)
+    host = [flatten_row(row) for row in eager.measure_host(CPU)]
+    assert [(row["layer"], row["path"], row["direction"]) for row in host] == [
+        (layer, path, direction)
+        for layer, path in (("bn", "torch"), ("cn", "python"))
+        for direction in ("forward", "backward")
+    ]
+    steps = [flatten_row(row) for row in eager.measure_eager_steps(CPU)]
+    assert [(row["layer"], row["path"], row["batch"]) for row in steps] == [("bn", "torch", 2), ("cn", "python", 2)]
+    assert all(row["p50_us"] > 0 for row in host + steps)
+
+
+def test_paths_that_are_not_possible_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager.replay, "activate", lambda: False)
+    with pytest.raises(RuntimeError, match="can't be replayed"), eager._path("cpp"):
+        pass

@@ -1,4 +1,4 @@
-"""Measure the speed of layers, training steps, whole runs, start-up or convolutions, and write the rows to a CSV file."""
+"""Measure the speed of layers, steps, whole runs, start-up or convolutions, and write the rows to a CSV file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time of a training step per seed, in a CUDA graph: ER on images of 32x32, with 10 samples of the stream and 10 of the memory.
+"""Time of a training step per seed in a CUDA graph: ER on images of 32x32, 10 samples of the stream, 10 of the memory.
 
 Images are noise, since the time of a step does not depend on their content.
 """
