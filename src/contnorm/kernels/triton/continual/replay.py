@@ -186,9 +186,9 @@ def recorded_training(args: tuple[Any, ...], running: launch.MomentUpdate) -> tu
     """Launch the forward pass of training, and register it."""
     if _extension is None:
         _count(args[0])
-        return launch.forward(*args, running=running)
+        return launch.forward(*args, running)  # type: ignore[call-arg]
     with recording() as launches:
-        output = launch.forward(*args, running=running)
+        output = launch.forward(*args, running)  # type: ignore[call-arg]
     x, weight, bias, residual, eps, groups, relu = args
     moments = running.mean, running.var
     momentum = running.momentum if running.weight is None else running.weight
