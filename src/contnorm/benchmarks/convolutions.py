@@ -271,8 +271,9 @@ def _candidates(direction: Direction, tensors: _Tensors) -> list[Tiles]:
 def _with_splits(direction: Direction, g: Geometry, tiles: Tiles) -> list[Tiles]:
     """Return the tiles with those numbers of splits that give the GPU enough programs."""
     number, steps = SEEDS * programs(direction, g, tiles), _steps(direction, g, tiles)
-    splits = {max(1, round(goal / number)) for goal in PROGRAMS} | ({1} if number >= 100 else set())
-    return [tiles._replace(splits=count) for count in sorted(splits) if count == 1 or steps >= 3 * count]
+    most = max(1, steps // 3)
+    splits = {min(most, max(1, round(goal / number))) for goal in PROGRAMS} | ({1} if number >= 100 else set())
+    return [tiles._replace(splits=count) for count in sorted(splits)]
 
 
 def _steps(direction: Direction, g: Geometry, tiles: Tiles) -> int:
