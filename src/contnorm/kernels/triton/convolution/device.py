@@ -29,7 +29,8 @@ def _rounded(x):
 def forward(
     x_ptr, w_ptr, y_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
+    ROUND: tl.constexpr,
 ):  # fmt: skip
     """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input.
 
