@@ -60,7 +60,7 @@ def settings(root: Path, precision: str = "fp32", **train: Any) -> RunConfig:
     values: dict[str, Any] = {
         "stream": {"name": "split-cifar100", "tasks": 2, "augment": False},
         "strategy": {"name": "er"},
-        "norm": {"name": "cn", "groups": 4},
+        "norm": {"name": "bn"},
         "model": {"width": 16},
         "train": {"precision": precision, "lr": 0.01, **train},
         "evaluate": {"drift": False},
