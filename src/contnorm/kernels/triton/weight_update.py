@@ -24,13 +24,12 @@ BLOCK = 2048
 
 def can_update(weight: Tensor, gradients: Sequence[Tensor]) -> bool:
     """Whether the kernel supports a weight and its gradients: few gradients, all in the dense layout of the weight."""
-    dense = weight.is_contiguous() or (weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last))
+    formats = (torch.contiguous_format, torch.channels_last) if weight.dim() == 4 else (torch.contiguous_format,)
     return (
         can_launch(weight.device)
         and weight.dtype == torch.float32
-        and dense
         and 1 <= len(gradients) <= MOST_GRADIENTS
-        and all(gradient.stride() == weight.stride() for gradient in gradients)
+        and any(all(t.is_contiguous(memory_format=form) for t in (weight, *gradients)) for form in formats)
     )
 
 
