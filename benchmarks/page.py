@@ -77,13 +77,37 @@ def large() -> str:
 def step() -> str:
     lines = []
     for row in rows("step"):
-        name = "eager loop" if row["how"] == "eager" else "one graph"
         exact = "yes" if row["deterministic"] == "True" else "no"
-        cells = [row["norm"].upper(), row["stem"], row["precision"], name, row["lanes"], exact]
+        cells = [row["norm"].upper(), row["stem"], row["precision"], row["lanes"], exact]
         lines.append([*cells, f"{float(row['p50_us']) / 1000:.3f}"])
-    return table(
-        ["norm", "stem", "precision", "how", "seeds side by side", "deterministic", "ms a step and seed"], lines
-    )
+    return table(["norm", "stem", "precision", "seeds side by side", "deterministic", "ms a step and seed"], lines)
+
+
+PATHS = {"torch": "torch", "python": "Python", "cpp": "C++", "compiled": "torch.compile"}
+
+
+def eager() -> str:
+    """Milliseconds of an eager step, and their ratio to those of BN with the same batch."""
+    found = rows("eager")
+    bn = {row["batch"]: float(row["p50_us"]) for row in found if row["layer"] == "bn"}
+    lines = []
+    for row in found:
+        ratio = float(row["p50_us"]) / bn[row["batch"]]
+        cells = [row["batch"], row["layer"].upper(), PATHS[row["path"]], f"{float(row['p50_us']) / 1000:.2f}"]
+        lines.append([*cells, f"{ratio:.2f}", f"{int(row['peak_bytes']) / 1e6:.1f}"])
+    return table(["batch", "norm", "host path", "ms a step", "over BN", "peak memory, MB"], lines)
+
+
+def host() -> str:
+    """Microseconds of the host per layer."""
+    by_case: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows("host"):
+        by_case.setdefault((row["layer"], row["path"]), {})[row["direction"]] = float(row["p50_us"])
+    lines = [
+        [layer.upper(), PATHS[path], f"{us['forward']:.1f}", f"{us['backward']:.1f}", f"{sum(us.values()):.1f}"]
+        for (layer, path), us in by_case.items()
+    ]
+    return table(["norm", "host path", "forward", "backward", "both"], lines)
 
 
 def run() -> str:
@@ -96,13 +120,25 @@ def run() -> str:
     return table(heads, lines)
 
 
+def startup() -> str:
+    lines = [
+        [f"`{r['command']}`" if r["until"] == "end" else r["command"], r["until"], r["repeats"],
+         f"{float(r['seconds']):.2f}", f"{float(r['least']):.2f}"]
+        for r in rows("startup")
+    ]  # fmt: skip
+    return table(["command", "until", "repeats", "seconds, median", "least"], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "train": lambda: layers("train"),
     "eval": lambda: layers("eval"),
     "stock": stock,
     "large": large,
+    "eager": eager,
+    "host": host,
     "step": step,
     "run": run,
+    "startup": startup,
 }
 
 

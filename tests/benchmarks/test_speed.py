@@ -13,13 +13,14 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.data.registry import load_source
-from contnorm.benchmarks import convolutions, layers, measure, measure_speed, step
+from contnorm.benchmarks import convolutions, eager, layers, measure, measure_speed, startup, step
 from contnorm.benchmarks import runs as whole_runs
 from contnorm.benchmarks.timing import Percentiles, flatten_row, measure_time
 from contnorm.cli import speed
 from contnorm.cli.main import main
 from contnorm.errors import UserError
 from contnorm.kernels.triton.convolution.launch import Direction
+from tests.datasets import small_cifar100
 
 pytestmark = pytest.mark.slow  # it measures
 
@@ -76,7 +77,7 @@ def _narrow(settings):  # type: ignore[no-untyped-def]
 
 
 def test_noise_has_the_format_of_the_data_set(tmp_path: Path) -> None:
-    root = whole_runs._write_noise("cifar10", tmp_path)
+    root = whole_runs.write_noise("cifar10", tmp_path)
     source = load_source("cifar10", root)
     assert source.train_images.shape == (50_000, 3, 32, 32) and source.test_labels.max() == 9
     assert 100 < source.train_images[:100].mean() < 155
@@ -120,7 +121,7 @@ def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return 1.0
 
     monkeypatch.setattr(whole_runs, "_timed", recorded)
-    monkeypatch.setattr(whole_runs, "_write_noise", lambda *_: tmp_path)
+    monkeypatch.setattr(whole_runs, "write_noise", lambda *_: tmp_path)
     list(measure_speed("run", tmp_path, root=tmp_path, only=["er", "cn"]))
     assert {(case.strategy, case.norm) for case in ran} == {("er", "cn")}
     with pytest.raises(UserError, match=r"--only cn gn .*split-cifar100 er bn, "):
@@ -147,3 +148,40 @@ def test_candidates_of_every_convolution_can_be_launched(direction: Direction, d
             assert all(size >= 16 and size & (size - 1) == 0 for size in tiles[:3])
             assert 1 <= tiles.splits <= convolutions._steps(direction, geometry, tiles)
             assert tiles.rounded == (dtype == torch.float32)
+
+
+def test_startup_times_commands_and_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "COMMANDS", ("show",))
+    monkeypatch.setattr(startup, "SEEDS", 1)
+    monkeypatch.setattr(startup, "write_noise", lambda _, root: small_cifar100(root))
+    command, run = startup.measure_startup("cpu", tmp_path, repeats=1, runs=1)
+    assert (command.command, command.until, run.until) == ("contnorm show", "end", "first step")
+    assert 0 < command.least <= command.seconds < run.seconds
+
+
+def test_startup_reports_the_error_of_a_command(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no finished run 'absent'"):
+        startup._time_command(["show", "absent"], tmp_path)
+    with pytest.raises(UserError, match="unknown norm 'absent'"):
+        startup._time_first_step(["run", "--norm", "absent"], tmp_path)
+
+
+def test_host_and_eager_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "REPEATS", {"cpu": 2})
+    monkeypatch.setattr(eager, "BATCHES", {"cpu": (2,)})
+    monkeypatch.setattr(eager, "LAYERS", 2)
+    host = [flatten_row(row) for row in eager.measure_host(CPU)]
+    assert [(row["layer"], row["path"], row["direction"]) for row in host] == [
+        (layer, path, direction)
+        for layer, path in (("bn", "torch"), ("cn", "python"))
+        for direction in ("forward", "backward")
+    ]
+    steps = [flatten_row(row) for row in eager.measure_eager_steps(CPU)]
+    assert [(row["layer"], row["path"], row["batch"]) for row in steps] == [("bn", "torch", 2), ("cn", "python", 2)]
+    assert all(row["p50_us"] > 0 for row in host + steps)
+
+
+def test_paths_that_are_not_possible_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager.replay, "activate", lambda: False)
+    with pytest.raises(RuntimeError, match="can't be replayed"), eager._path("cpp"):
+        pass

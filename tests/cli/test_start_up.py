@@ -6,11 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+
+from contnorm.bench import lazy_numpy
+from contnorm.bench.config.schema import from_dict
+from contnorm.bench.records import Store
 
 # Libraries and modules that are slow to import.
 NEEDLESS = (
     "torch",
+    "numpy",
     "pandas",
     "matplotlib",
     "scipy",
@@ -22,16 +28,46 @@ NEEDLESS = (
 )
 
 
-@pytest.mark.parametrize("arguments", [["show"], ["show", "--help"]])
-def test_show_imports_only_what_it_needs(arguments: list[str], tmp_path: Path) -> None:
+IMPORTED = "imported: "
+
+
+def _needless_imports(arguments: list[str], folder: Path) -> tuple[str, list[str]]:
+    """Run a command in a new process; returns its output and the needless modules that it imports."""
     code = (
         f"import sys; sys.argv = ['contnorm', *{arguments}]\n"
         "from contnorm.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        f"print(*[name for name in {NEEDLESS} if name in sys.modules], file=sys.stderr, sep=',', end='')"
+        f"print({IMPORTED!r}, *[name for name in {NEEDLESS} if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True, cwd=tmp_path
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True, cwd=folder
     )
-    assert done.stderr.splitlines()[1 if arguments == ["show"] else 0 :] == [], done.stderr
+    return done.stdout, done.stderr.splitlines()[-1].removeprefix(IMPORTED).split()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["show"], ["show", "--help"], ["--help"], ["run", "--help"], ["clean", "--help"], ["export", "--help"]],
+)
+def test_commands_import_only_what_they_need(arguments: list[str], tmp_path: Path) -> None:
+    assert _needless_imports(arguments, tmp_path)[1] == []
+
+
+def test_show_of_records_imports_only_what_it_needs(tmp_path: Path) -> None:
+    config = from_dict({"stream": {"source": "mnist"}})
+    Store(tmp_path / "runs").save(config, 0, {"matrix": {"correct": [[3, None], [2, 4]], "total": [4, 4]}})
+    shown, needless = _needless_imports(["show"], tmp_path)
+    assert config.hash in shown and needless == []
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["compare", "--help"], ["power", "--help"]])
+def test_listing_and_comparing_need_no_arrays(arguments: list[str], tmp_path: Path) -> None:
+    assert not {"numpy", "torch", "scipy", "pandas", "matplotlib"} & set(_needless_imports(arguments, tmp_path)[1])
+
+
+def test_lazy_numpy_has_the_attributes_of_numpy() -> None:
+    assert lazy_numpy.np.int64 is numpy.int64 and lazy_numpy.np.random.default_rng is numpy.random.default_rng
+    assert "int64" in vars(lazy_numpy.np)  # looked up once
+    with pytest.raises(AttributeError):
+        lazy_numpy.np.no_such_name  # type: ignore[attr-defined] # noqa: B018

@@ -65,7 +65,7 @@ def test_kernel_is_resolved_at_construction(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_unknown_kernel_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTNORM_KERNEL", "fast")
-    message = "='fast' is unknown. Use one of auto, reference, pivoted, analytic, triton"
+    message = "='fast' is unknown. Use one of auto, reference, pivoted, analytic, triton, cpp"
     with pytest.raises(ValueError, match=f"ContinualNorm2d: CONTNORM_KERNEL{message}"):
         cn.CN(8, num_groups=2)
     with pytest.raises(ValueError, match=f"continual_norm: kernel{message}"):

@@ -53,6 +53,7 @@ def dangerous_calls(source: str) -> Iterator[str]:
             or (last == "load" and options.get("allow_pickle") == "True")
             or (last in ("extractall", "unpack_archive", "unsafe_load", "full_load"))
             or (name == "yaml.load")
+            or (last in ("CDLL", "LoadLibrary", "load_library", "ExtensionFileLoader"))
             or options.get("shell") == "True"
         ):
             yield name
@@ -70,6 +71,8 @@ def dangerous_calls(source: str) -> Iterator[str]:
         "yaml.load(t)",
         "eval(t)",
         "subprocess.run(t, shell=True)",
+        "ctypes.CDLL(p)",
+        "torch.ops.load_library(p)",
     ],
 )
 def test_dangerous_call_is_recognised(line: str) -> None:

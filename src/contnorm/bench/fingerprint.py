@@ -12,17 +12,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+from contnorm.bench.lazy_numpy import NDArray, np
 
 __all__ = ["Match", "compare_fingerprints", "fingerprint_arrays", "fingerprint_files", "not_comparable"]
 
 VERSION = 2
 DIGITS = 16
 
-ArraySplit = tuple[NDArray[np.uint8], NDArray[Any]]
+ArraySplit: TypeAlias = "tuple[NDArray[np.uint8], NDArray[Any]]"
 FileSplit = Sequence[tuple[bytes, int]]
 
 

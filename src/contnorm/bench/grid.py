@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal, Protocol, TypeVar
 
-import numpy as np
-
+from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError
 
 __all__ = [

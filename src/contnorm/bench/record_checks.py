@@ -207,7 +207,7 @@ def _check_facts(facts: Mapping[str, Any], name: str) -> None:
             check_whole(value, f"{name}.{key}")
 
 
-_TEXTS = ("name", "kind", "fingerprint", "instructions")
+_TEXTS = ("name", "kind", "fingerprint", "instructions", "cn_kernel")
 _COUNTS = ("images", "published_images", "missing_images", "extra_images", "threads", "tasks", "of")
 
 

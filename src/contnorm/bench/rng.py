@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-import numpy as np
+from contnorm.bench.lazy_numpy import np
 
 __all__ = ["generator", "seed_for"]
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, NamedTuple, TypeAlias
 
 from contnorm.bench.escape import escape_html, html_table
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.stats import LEVEL, RESAMPLES, Interval
 from contnorm.errors import UserError
 
@@ -25,7 +23,7 @@ __all__ = ["FEWEST_SEEDS", "Ratio", "Spread", "spread_ratio"]
 FEWEST_SEEDS = 8  # a bootstrap of fewer values has no use
 _SHARE = 0.05  # of the seeds that are extreme at either end
 
-_Values = NDArray[np.float64]
+_Values: TypeAlias = "NDArray[np.float64]"
 
 
 class Ratio(NamedTuple):

@@ -10,9 +10,7 @@ from importlib import import_module
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.records import spread_over_seeds
 
 __all__ = [

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from contnorm.benchmarks.timing import Percentiles, copy_bandwidth, measure_time
 from contnorm.functional import continual_norm
+from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 
 __all__ = ["SHAPES", "LayerCase", "LayerRow", "measure_layers"]
 
@@ -68,7 +69,12 @@ def measure_layers(device: torch.device, dtypes: Sequence[str] = tuple(TYPES)) -
     bandwidth = copy_bandwidth(device, 2**28 if device.type == "cuda" else 2**26)
     chosen = SHAPES if device.type == "cuda" else SMALL
     shapes = [shape for group in chosen.values() for shape in group]
-    for case in layer_cases(shapes, dtypes if device.type == "cuda" else ["fp32"]):
+    cases = list(layer_cases(shapes, dtypes if device.type == "cuda" else ["fp32"]))
+    if device.type == "cuda" and can_compile_ahead():
+        with compiling_ahead():  # all kernels in parallel: one after the other they take minutes
+            for case in cases:
+                _layer_calls(case, device)["cn"]()
+    for case in cases:
         yield from _rows(case, device, bandwidth)
 
 

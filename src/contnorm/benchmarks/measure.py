@@ -1,4 +1,4 @@
-"""Measure the speed of layers, training steps, whole runs or convolutions, and write the rows to a CSV file."""
+"""Measure the speed of layers, steps, whole runs, start-up or convolutions, and write the rows to a CSV file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from contnorm.bench.api.execution import find_device
 from contnorm.bench.data.registry import data_root
 from contnorm.bench.engine.runner import current_device
 from contnorm.benchmarks.convolutions import measure_convolutions, table_of
+from contnorm.benchmarks.eager import measure_eager_steps, measure_host
 from contnorm.benchmarks.layers import measure_layers
 from contnorm.benchmarks.runs import RUN_CASES, measure_runs
-from contnorm.benchmarks.step import measure_eager_step, measure_steps
+from contnorm.benchmarks.startup import measure_startup
+from contnorm.benchmarks.step import measure_steps
 from contnorm.benchmarks.timing import environment_of, flatten_row, write_rows
 from contnorm.errors import UserError, unknown
 from contnorm.kernels.triton.convolution.table import environment_of_table, format_tables
 
 __all__ = ["KINDS", "describe_environment", "measure_speed"]
 
-KINDS = ("layers", "step", "run", "convolutions")
+KINDS = ("layers", "host", "eager", "step", "run", "startup", "convolutions")
 
 
 def describe_environment(device: str) -> dict[str, Any]:
@@ -41,8 +43,8 @@ def measure_speed(
     """Run a benchmark. Yields each row when it is measured; all rows so far are in the CSV file.
 
     Args:
-        what: One of ``layers``, ``step``, ``run`` and ``convolutions``. The last also writes ``convolutions.json``, the
-            table of those at which Triton is faster than cuDNN.
+        what: One of `KINDS`. ``convolutions`` also writes ``convolutions.json``, the table of those at which Triton is
+            faster than cuDNN.
         out: Folder of the CSV file, which is named after the benchmark.
         device: ``"cpu"``, ``"cuda"``, or a GPU by its index, such as ``"cuda:1"``.
         root: Folder of data sets; None for the default one.
@@ -86,9 +88,14 @@ def _rows(what: str, device: torch.device, root: Path, max_steps: int | None, on
         if what == "layers":
             yield from measure_layers(device)
         elif what == "step":
-            yield from (measure_eager_step(device, norm) for norm in ("bn", "cn"))
             yield from measure_steps(device)
+        elif what == "host":
+            yield from measure_host(device)
+        elif what == "eager":
+            yield from measure_eager_steps(device)
         elif what == "convolutions":
             yield from measure_convolutions(device)
+        elif what == "startup":
+            yield from measure_startup(str(device), root)
         else:
             yield from measure_runs(str(device), root, max_steps, only)

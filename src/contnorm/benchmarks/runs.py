@@ -19,7 +19,7 @@ import numpy as np
 from contnorm.bench.data.registry import SOURCES, find_layout
 from contnorm.errors import UserError
 
-__all__ = ["RUN_CASES", "RunCase", "RunRow", "measure_runs"]
+__all__ = ["RUN_CASES", "RunCase", "RunRow", "measure_runs", "write_noise"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def measure_runs(device: str, root: Path, max_steps: int | None = None, only: Se
     with tempfile.TemporaryDirectory() as folder:
         for case in (case for case in RUN_CASES if set(only) <= set(map(str, vars(case).values()))):
             real = find_layout(SOURCES[case.source], root) is not None
-            data = root if real else _write_noise(case.source, Path(folder) / "data")
+            data = root if real else write_noise(case.source, Path(folder) / "data")
             for number, kernels in enumerate(("compiled", "cached")):
                 runs = Path(folder) / f"{case.stream}-{case.norm}-{number}"
                 seconds = _timed(case, device, data, runs, max_steps)
@@ -83,7 +83,7 @@ def _timed(case: RunCase, device: str, data: Path, runs: Path, max_steps: int | 
     return seconds
 
 
-def _write_noise(source: str, root: Path) -> Path:
+def write_noise(source: str, root: Path) -> Path:
     """Write noise in the binary format of CIFAR-10 or CIFAR-100."""
     generator = np.random.default_rng(0)
     if source == "cifar100":

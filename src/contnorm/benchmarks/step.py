@@ -1,4 +1,4 @@
-"""Time of a training step per seed: ER on images of 32x32, with 10 samples of the stream and 10 of the memory.
+"""Time of a training step per seed in a CUDA graph: ER on images of 32x32, 10 samples of the stream, 10 of the memory.
 
 Images are noise, since the time of a step does not depend on their content.
 """
@@ -6,14 +6,13 @@ Images are noise, since the time of a step does not depend on their content.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
@@ -21,12 +20,10 @@ from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.models.resnet import ResNet18
 from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.benchmarks.timing import Percentiles
-from contnorm.layers.continual import ContinualNorm2d
 
-__all__ = ["StepCase", "StepRow", "measure_eager_step", "measure_steps"]
+__all__ = ["StepCase", "StepRow", "measure_steps", "step_config"]
 
 PER_TASK = {"cuda": 500, "cpu": 20}  # samples: 50 steps, or 2; steps of the first task have no replay
 BLOCKS = {"cuda": (8, 50), "cpu": (5, 1)}  # number of measurements, and steps per measurement
@@ -45,12 +42,10 @@ class StepCase:
 
 @dataclass(frozen=True)
 class StepRow:
-    """Time of a step per seed, and peak memory in bytes; 0 if memory was not measured."""
+    """Time of a step per seed."""
 
     case: StepCase
     seconds: Percentiles
-    how: str = "graph"  # or eager: an ordinary training loop
-    peak_bytes: int = 0
 
 
 def step_cases() -> Iterator[StepCase]:
@@ -104,54 +99,3 @@ def _block(stepper: Stepper, steps: int, lanes: int) -> float:
     started = time.perf_counter()
     stepper.advance(steps)  # returns losses, so the device is synchronized
     return (time.perf_counter() - started) / steps / lanes
-
-
-def _plain_step(device: torch.device, norm: str, stem: str) -> Callable[[], None]:
-    """An ordinary eager training step: no CUDA graph, one seed, torch's own layers where they exist."""
-    make = nn.BatchNorm2d if norm == "bn" else _continual
-    model = ResNet18(3, 85, 64, make, "pool" if stem == "pool" else "plain").to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
-    x = torch.rand(20, 3, 32, 32, device=device)
-    target = torch.randint(0, 85, (20,), device=device)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), target).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
-
-
-def _continual(channels: int) -> nn.Module:
-    return ContinualNorm2d(channels, num_groups=32)
-
-
-def measure_eager_step(device: torch.device, norm: str = "bn", stem: str = "plain") -> StepRow:
-    """Measure the step in an eager loop with TF32."""
-    case = StepCase(norm, stem, "tf32", 1, deterministic=False)
-    with numerics(step_config(case).train):
-        step = _plain_step(device, norm, stem)
-        for _ in range(10):
-            step()
-        seconds = []
-        for _ in range(30):
-            _synchronize(device)
-            started = time.perf_counter()
-            step()
-            _synchronize(device)
-            seconds.append(time.perf_counter() - started)
-        return StepRow(case, Percentiles.of(seconds), "eager", _peak(step) if device.type == "cuda" else 0)
-
-
-def _peak(step: Callable[[], None]) -> int:
-    """Peak memory of one more step, in bytes."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

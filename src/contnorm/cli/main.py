@@ -46,7 +46,7 @@ COMMANDS = {
     "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report that compares the norms in your runs: an HTML page, Markdown, LaTeX or CSV.",
-    "speed": "Measure the speed of layers, training steps or whole runs, compared with torch's own layers.",
+    "speed": "Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers.",
 }
 _MODULES = {"resume": "run"}
 _ALIASES = {"bench": "speed"}  # former names of commands, for existing scripts

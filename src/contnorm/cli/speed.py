@@ -14,7 +14,7 @@ from contnorm.cli.tables import safe_text
 
 __all__ = ["speed"]
 
-WIDTHS = {"shape": 15, "layer": 11, "stream": 14}
+WIDTHS = {"shape": 15, "layer": 11, "stream": 14, "command": 30, "until": 10}
 
 
 @examples(
@@ -27,7 +27,9 @@ WIDTHS = {"shape": 15, "layer": 11, "stream": 14}
     ),
 )
 def speed(
-    what: Annotated[str, typer.Argument(help="Benchmark: layers, step, run or convolutions.")] = "layers",
+    what: Annotated[
+        str, typer.Argument(help="Benchmark: layers, host, eager, step, run, startup or convolutions.")
+    ] = "layers",
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of the CSV files to write.")] = Path("speed"),
     max_steps: Annotated[int | None, typer.Option(help="Stop each timed run after N steps (smoke test).")] = None,
@@ -37,10 +39,13 @@ def speed(
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Measure the speed of layers, training steps, whole runs or convolutions, compared with torch's own layers.
+    """Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers.
 
-    `speed convolutions` also writes convolutions.json, a table of the convolutions at which Triton is faster than
-    cuDNN. Set CONTNORM_CONVOLUTIONS to its path, and runs on this GPU use it.
+    `layers` and `step` are timed in a CUDA graph, `host` and `eager` in an ordinary loop: the time of the host per
+    layer, and whole steps.
+
+    `convolutions` also writes convolutions.json, a table of the convolutions at which Triton is faster than cuDNN. Set
+    CONTNORM_CONVOLUTIONS to its path, and runs on this GPU use it.
     """
     with importing_torch():
         environment = benchmarks.describe_environment(device)

@@ -6,17 +6,21 @@ lose precision by cancellation. See `kernels/pivot.py`.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from contnorm.checks import check_batch, check_group_size, check_residual, resolve_groups, updates_moments
 from contnorm.functional.batch import check_arguments, empty_like_input, unbiased, update_moments, uses_batch_moments
 from contnorm.kernels import Kernel, Order, analytic, check_order, reference, resolve_kernel
+from contnorm.kernels.cpp import continual as compiled
 from contnorm.kernels.reference import BatchMoments, add_residual_and_relu
 from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton import continual as fused
+from contnorm.kernels.triton.continual import replay
 
 __all__ = ["continual_norm"]
 
+_FUSED = ("auto", "triton")  # kernel names that may select the fused kernels
 Pair = tuple[Tensor | None, Tensor | None]  # running mean and variance, or weight and bias
 
 
@@ -70,10 +74,17 @@ def continual_norm(
                 [-0.7071,  0.7071],
                 [ 1.4142, -1.4142]])
     """
+    requested = resolve_kernel(kernel, caller)
+    if requested in _FUSED and _has_closed_form(order, tied) and not torch.compiler.is_compiling():
+        # An input of a known signature has passed all checks below before.
+        y = replay.normalize(
+            x, running_mean, running_var, weight, bias, training, momentum, eps, num_groups, relu, residual, num_batches
+        )
+        if y is not None:
+            return y
     momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     check_order(order, caller)
     residual = check_residual(residual, x, caller)
-    requested = resolve_kernel(kernel, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
@@ -85,6 +96,8 @@ def continual_norm(
     moments, affine = (running_mean, running_var), (weight, bias)
     if chosen == "triton" and _has_closed_form(order, tied):
         return _run_fused(x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
+    if chosen == "cpp":
+        return _run_compiled(x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
     if by_batch:
         y = _run_training(chosen, x, moments, affine, momentum, eps, groups, order, tied)
         _count(num_batches)
@@ -101,22 +114,29 @@ def _has_closed_form(order: Order, tied: bool) -> bool:
 def _select_kernel(
     chosen: Kernel, x: Tensor, groups: int, order: Order, tied: bool, by_batch: bool, caller: str
 ) -> Kernel:
-    """Select the implementation for this input: resolve ``auto``, and raise if ``triton`` cannot run."""
+    """Select the implementation for this input: resolve ``auto``, and raise if ``triton`` or ``cpp`` cannot run."""
     closed_form = _has_closed_form(order, tied)
-    if chosen == "triton":
-        reason = fused.unsupported_reason(x, groups) if closed_form else variants.unsupported_reason(x, groups)
+    if chosen in ("triton", "cpp"):
+        reason = _unsupported_reason(chosen, x, groups, closed_form)
         if reason is not None:
-            raise ValueError(f"{caller}: kernel='triton' can't be used here: {reason}. Use kernel='auto'.")
-        return chosen
+            raise ValueError(f"{caller}: kernel={chosen!r} can't be used here: {reason}. Use kernel='auto'.")
     if not closed_form:
         if chosen == "auto" and variants.auto_selects(x, groups):
             return "triton"
-        return "pivoted" if chosen in ("auto", "analytic") else chosen
+        return "pivoted" if chosen in ("auto", "analytic", "cpp") else chosen
     if chosen == "auto":
         if fused.auto_selects(x, groups):
             return "triton"
+        if compiled.auto_selects(x):
+            return "cpp"
         return "pivoted" if by_batch else "analytic"
     return chosen
+
+
+def _unsupported_reason(chosen: Kernel, x: Tensor, groups: int, closed_form: bool) -> str | None:
+    if chosen == "cpp":
+        return compiled.unsupported_reason(x)
+    return fused.unsupported_reason(x, groups) if closed_form else variants.unsupported_reason(x, groups)
 
 
 def _run_fused(
@@ -143,6 +163,31 @@ def _run_fused(
     if batch_moments is not None:
         update_moments(mean, var, batch_moments.mean, unbiased(batch_moments.var, count), momentum)
         _count(num_batches)
+    return y
+
+
+def _run_compiled(
+    x: Tensor,
+    moments: Pair,
+    affine: Pair,
+    by_batch: bool,
+    momentum: float | Tensor,
+    eps: float,
+    groups: int,
+    relu: bool,
+    residual: Tensor | None,
+    num_batches: Tensor | None,
+) -> Tensor:
+    """Compute everything with the C++ kernel, except the update of the running moments."""
+    mean, var = moments
+    if not by_batch:
+        assert mean is not None and var is not None
+        return compiled.evaluate(x, mean, var, *affine, eps, groups, residual, relu)
+    y, batch_moments = compiled.train(x, *affine, eps, groups, residual, relu)
+    if mean is not None:
+        count = x.numel() // x.shape[1]
+        update_moments(mean, var, batch_moments.mean, unbiased(batch_moments.var, count), momentum)
+    _count(num_batches)
     return y
 
 

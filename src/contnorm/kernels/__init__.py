@@ -1,4 +1,4 @@
-"""Implementations of the norms. Continual normalization has four, selected by name:
+"""Implementations of the norms. Continual normalization has five, selected by name:
 
 - `reference` is the definition: torch's group norm and batch norm, which lose precision at large means.
 - `pivoted` calls the same two operators on the data minus a pivot, and is accurate at any mean.
@@ -6,11 +6,15 @@
 - `triton` is `analytic` fused into one to three GPU kernels for each of forward and backward
   (`kernels/triton/continual`), accurate at any mean. The paper's variants have no closed form here: they use a kernel
   for the group step, and torch's batch norm (`kernels/triton/cn_variants`).
+- `cpp` is `analytic` compiled for the CPU (`kernels/cpp`), accurate at any mean, for float32 and bfloat16. It is
+  compiled at its first use, which takes a few seconds and needs a C++ compiler on Linux, and cached in the folder
+  ``contnorm/cpp`` of ``$XDG_CACHE_HOME`` or ``~/.cache``. For the variants, `cpp` is `pivoted`.
 
-`auto` selects the fastest accurate implementation. On CUDA that is `triton`, wherever it can run. On other devices,
-each torch operator of `analytic` is a separate pass over the data: in training, forward and backward take 1.5 to 2.6
-times as long as `pivoted` on two CPU cores (docs/deviations.md), so `auto` is `pivoted`. In evaluation, where the batch
-step is a constant affine map that group norm can apply, `auto` is `analytic`.
+`auto` selects the fastest accurate implementation. On CUDA that is `triton`, wherever it can run. On a CPU it is `cpp`
+for inputs of at least 65536 values, if it can be compiled and no compiler, exporter or transform of torch is active.
+Elsewhere, each torch operator of `analytic` is a separate pass over the data, which is slower in training than
+`pivoted` (docs/deviations.md), so `auto` is `pivoted`. In evaluation, where the batch step is a constant affine map
+that group norm can apply, it is `analytic`. ``kernel="pivoted"`` or ``CONTNORM_KERNEL=pivoted`` avoids compilation.
 
 Batch renorm and switchable norm have two implementations: torch operators (in `contnorm.functional`) and a few GPU
 kernels (`kernels/triton/batch_renorm`, `kernels/triton/switch_norm`). For them, `auto` selects the kernels on CUDA and
@@ -25,7 +29,7 @@ from typing import Literal, cast, get_args
 
 __all__ = ["Kernel", "Order", "check_order", "resolve_kernel"]
 
-Kernel = Literal["auto", "reference", "pivoted", "analytic", "triton"]
+Kernel = Literal["auto", "reference", "pivoted", "analytic", "triton", "cpp"]
 Order = Literal["gn_bn", "bn_gn"]
 KERNELS = get_args(Kernel)
 ORDERS = get_args(Order)
@@ -38,7 +42,7 @@ def resolve_kernel(kernel: str | None, caller: str) -> Kernel:
 
     An unknown or empty name raises a ValueError. An empty environment variable counts as not set.
 
-    Whether ``"triton"`` can run is checked when there is an input: see `contnorm.functional.continual_norm`.
+    Whether ``"triton"`` or ``"cpp"`` can run is checked when there is an input (`contnorm.functional.continual_norm`).
 
     Example:
         >>> resolve_kernel(None, "demo"), resolve_kernel("analytic", "demo")

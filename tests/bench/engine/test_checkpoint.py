@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import torch
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.engine import loop
 from contnorm.bench.engine.checkpoint import Checkpoints, Packed, packed
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.loop import train_together
@@ -205,6 +207,38 @@ def test_required_checkpoints_are_written_on_a_slow_disk(
     list(train_together([lane], [Checkpoints(tmp_path)], every=1))
     assert set(lane.plan.ends) <= set(written) and written == sorted(written)
     assert Checkpoints(tmp_path).latest_step() == lane.plan.ends[-1]
+
+
+def test_checkpoints_on_a_gpu_are_seconds_apart(
+    config: RunConfig, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that advances by four seconds at each question stands for slow steps, and this CPU for a GPU."""
+    clock = itertools.count(0, 4)
+    timer = loop._SaveTimer(torch.device("cuda"))
+    timer.last = 0.0
+    monkeypatch.setattr(timer, "_now", lambda: float(next(clock)))
+    assert [timer.are_due() for _ in range(8)] == [False, False, False, True, False, False, True, False]
+    assert all(loop._SaveTimer(CPU).are_due() for _ in range(3))
+    written: list[int] = []
+    save = Checkpoints.save
+    monkeypatch.setattr(
+        Checkpoints,
+        "save",
+        lambda this, packed, progress: (written.append(progress["done"]), save(this, packed, progress)),
+    )
+    monkeypatch.setattr(loop, "_SaveTimer", lambda device: timer)
+    lane = Trainer(config, 0, source, CPU)
+    list(train_together([lane], [Checkpoints(tmp_path)], every=1, stop=lambda: lane.done == 17, report_every=1))
+    # 6 steps per task: questions after each step and at the end of each task; the last task is stopped before its end.
+    assert written[-1] == 17 and 3 <= len(written) <= 8
+    results = [_last_matrix(Trainer(config, 0, source, CPU), store) for store in (Checkpoints(tmp_path), None)]
+    assert results[0] == results[1]
+
+
+def _last_matrix(trainer: Trainer, checkpoints: Checkpoints | None) -> Any:
+    *_, (_, last) = train_together([trainer], [checkpoints])
+    assert isinstance(last, Finished)
+    return last.results["matrix"]
 
 
 def test_clear_removes_temporary_files_of_interrupted_writes(tmp_path: Path) -> None:

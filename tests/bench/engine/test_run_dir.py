@@ -111,6 +111,47 @@ def test_run_resumes_with_the_same_instruction_set_only(
     assert isinstance(last(config, place), Finished)
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "advice"),
+    [("cpp", "torch", "can be compiled"), ("torch", "cpp", "CXX=none"), ("pivoted", "cpp", "CONTNORM_KERNEL=pivoted")],
+)
+def test_run_of_cn_resumes_with_the_same_kernel_only(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was: str, now: str, advice: str
+) -> None:
+    """The C++ kernel and torch operators differ in the last bits."""
+
+    def use(kernel: str) -> None:
+        reason = None if kernel == "cpp" else "no compiler"
+        monkeypatch.setattr("contnorm.bench.engine.precision.unavailable_reason", lambda: reason)
+        monkeypatch.setenv("CONTNORM_KERNEL", kernel if kernel == "pivoted" else "")
+
+    config, place = settings(root, norm={"name": "cn"}), RunEnvironment(tmp_path, root, CPU)
+    use(was)
+    left = stop_one(config, place)
+    use(now)
+    what = last(config, place)
+    assert isinstance(what, Failed) and all(word in what.why for word in (repr(was), repr(now), advice))
+    note = json.loads(left.note.read_text())
+    assert note.pop("cn_kernel") == was
+    left.note.write_text(json.dumps(note))  # as versions without the kernel wrote it
+    assert isinstance(last(config, place), Failed if now == "cpp" else Finished)
+    if now == "cpp":
+        left.note.write_text(json.dumps({**note, "cn_kernel": was}))
+        use(was)
+        done = last(config, place)
+        assert isinstance(done, Finished) and done.results["device"]["cn_kernel"] == was
+
+
+def test_kernel_of_cn_does_not_matter_to_other_norms(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, place = settings(root), RunEnvironment(tmp_path, root, CPU)
+    left = stop_one(config, place)
+    assert "cn_kernel" not in json.loads(left.note.read_text())
+    monkeypatch.setattr("contnorm.bench.engine.precision.unavailable_reason", lambda: "no compiler")
+    assert isinstance(last(config, place), Finished)
+
+
 def test_run_without_steps_may_start_with_other_options(root: Path, tmp_path: Path) -> None:
     config = settings(root)
     stop_one(config, RunEnvironment(tmp_path, root, CPU, threads=2), 0, 1)

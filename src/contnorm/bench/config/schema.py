@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -24,7 +25,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass, rebuild_dataclass
 
 from contnorm.bench.escape import shorten
 from contnorm.errors import UserError, unknown
@@ -331,7 +332,28 @@ def _group_values(group: SettingsGroup) -> dict[str, Any]:
 
 
 @cache
+def _build_validators() -> None:
+    """Build the validators of all groups at once, without pydantic's search for its plugins.
+
+    That search reads the metadata of all installed packages, which takes longer than reading some records.
+    """
+    before = os.environ.get(_WITHOUT_PLUGINS)
+    os.environ[_WITHOUT_PLUGINS] = "1"
+    try:
+        for group in (*_GROUPS.values(), RunConfig):
+            rebuild_dataclass(group)
+    finally:
+        del os.environ[_WITHOUT_PLUGINS]
+        if before is not None:
+            os.environ[_WITHOUT_PLUGINS] = before
+
+
+_WITHOUT_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+
+
+@cache
 def _defaults() -> dict[str, Any]:
+    _build_validators()
     return RunConfig().as_dict()
 
 
@@ -352,6 +374,7 @@ def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
         Traceback (most recent call last):
         contnorm.errors.UserError: config: train.batch=0 must be a whole number from 1 to 1,000,000,000.
     """
+    _build_validators()
     groups = {}
     for name, settings in values.items():
         group = _GROUPS.get(name)

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.data.arrays import ArraySource, array_source
 from contnorm.bench.data.image_folders import read_class_folders
@@ -31,6 +29,7 @@ from contnorm.bench.files import (
     save_state,
     signatures,
 )
+from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError
 
 __all__ = ["MANIFEST", "add_arrays", "find_added", "list_added", "load_added", "read_added"]

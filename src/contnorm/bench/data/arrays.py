@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeAlias
 
 from contnorm.bench.data.dataset import Source
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.errors import UserError
 
 __all__ = ["ArraySource", "array_source"]
 
-Integers = NDArray[np.int64]
+Integers: TypeAlias = "NDArray[np.int64]"
 CHANNELS = (1, 2, 3, 4)  # numbers of channels that images in files have
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.rng import generator
 from contnorm.errors import UserError
 

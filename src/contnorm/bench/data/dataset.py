@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+from contnorm.bench.lazy_numpy import NDArray, np
 
 __all__ = [
     "GROUPS",
@@ -24,8 +23,8 @@ __all__ = [
     "groups_by_count",
 ]
 
-Images = NDArray[np.uint8]
-Labels = NDArray[np.int64]
+Images: TypeAlias = "NDArray[np.uint8]"
+Labels: TypeAlias = "NDArray[np.int64]"
 Split = tuple[Images, Labels]
 
 SPLITS = ("train", "test")

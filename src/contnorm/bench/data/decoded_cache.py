@@ -24,9 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.data.dataset import Images, Labels, Split
 from contnorm.bench.data.decoding import RowBlock, decode_blocks, decoder_name, process_pool, row_blocks
@@ -44,6 +41,7 @@ from contnorm.bench.files import (
     user_cache,
 )
 from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.errors import UserError, usable
 
 __all__ = [

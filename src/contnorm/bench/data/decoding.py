@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from contnorm.bench.data.dataset import Images
+from contnorm.bench.lazy_numpy import np
 from contnorm.bench.signals import block_signals, unblock_signals
 from contnorm.errors import UserError
 

@@ -23,10 +23,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from contnorm.bench.data.dataset import Images, Labels
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.errors import UserError
 
 __all__ = [

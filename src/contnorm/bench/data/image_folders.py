@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TypeAlias
 
 from contnorm.bench.data.class_share import check_test_share, choose_test_samples
 from contnorm.bench.files import Progress, is_plain_name
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.errors import UserError
 
 __all__ = [
@@ -227,8 +226,8 @@ def _text(path: Path) -> str:
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 NamedImages = list[tuple[Path, str]]
-Arrays = tuple[NDArray[np.uint8], list[str], NDArray[np.uint8], list[str]]
-Allocate = Callable[[str, tuple[int, ...]], NDArray[np.uint8]]
+Arrays: TypeAlias = "tuple[NDArray[np.uint8], list[str], NDArray[np.uint8], list[str]]"
+Allocate: TypeAlias = "Callable[[str, tuple[int, ...]], NDArray[np.uint8]]"
 AT_ONCE = 256  # images that are decoded between two reports of progress
 MAX_SIZE = 4096
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from contnorm.bench.data.dataset import GROUPS, SPLITS, MultiLabelSource
 from contnorm.bench.data.stored_arrays import map_array, read_json_manifest, state_path
 from contnorm.bench.files import (
@@ -25,6 +23,7 @@ from contnorm.bench.files import (
     save_state,
     signatures,
 )
+from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError
 
 __all__ = [

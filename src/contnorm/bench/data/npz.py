@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from contnorm.bench.data.class_share import check_test_share, choose_test_samples
+from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError
 
 __all__ = ["NpzData", "read_npz"]

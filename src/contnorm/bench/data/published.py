@@ -17,11 +17,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from contnorm.bench.data.dataset import GROUPS, SPLITS, DatasetListing, Labels, ListedPicture
 from contnorm.bench.data.fetch import Fetchable, fetch
 from contnorm.bench.files import Progress, parse_json
+from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError, usable
 
 __all__ = [

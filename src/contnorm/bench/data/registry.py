@@ -14,8 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from contnorm.bench.data.added import find_added, load_added
 from contnorm.bench.data.dataset import Images, Labels, Source, Split
 from contnorm.bench.data.decoded_cache import ArrayReader, DecodedCache, PictureReader, Reader
@@ -31,6 +29,7 @@ from contnorm.bench.data.multilabel_store import MANIFEST, find_stored, list_sto
 from contnorm.bench.data.published import PublishedCounts, check_counts
 from contnorm.bench.files import Progress
 from contnorm.bench.fingerprint import fingerprint_arrays
+from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError, unknown
 
 __all__ = [

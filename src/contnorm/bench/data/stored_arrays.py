@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from contnorm.bench.files import parse_json, user_cache
+from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError, usable
 
 __all__ = ["map_array", "read_json_manifest", "state_path"]

@@ -33,7 +33,8 @@ from contnorm.layers.base import NormLayer
 
 __all__ = ["Stepper", "compile_kernels", "stepper_for"]
 
-WARM_UP = 3  # eager steps before a capture, so that libraries are initialized
+WARM_UP = 1  # eager steps before a capture: they initialize libraries, load kernels and create optimizer state
+USER_WARM_UP = 3  # with user code, whose later steps may do what the first does not
 ASK_EVERY = 0.5  # seconds between two calls of ``stop``
 SHORT = 24  # stretches of fewer steps are not worth a capture
 
@@ -87,6 +88,7 @@ class _GraphStepper:
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
         self.rows: list[StepTable] = []
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.warm_up = USER_WARM_UP if any(trainer.has_user_code for trainer in trainers) else WARM_UP
         self.before: list[CodeState] = []  # of user code at the start of the stretch, for each trainer
         self.start = self.end = -1  # first and end step of the stretch that the graph is for
         self.first = self.last = -1  # first and end step whose rows are on the device
@@ -140,9 +142,9 @@ class _GraphStepper:
         self.cursor.fill_(done - self.first)
         for _ in range(steps):
             eager_steps = self.trainers[0].done - self.start
-            if self.graph is None and eager_steps == min(WARM_UP, self.end - self.start - 1):
+            if self.graph is None and eager_steps == min(self.warm_up, self.end - self.start - 1):
                 self._check_steps()
-            if self.graph is None and eager_steps >= WARM_UP and self.end - self.start >= SHORT:
+            if self.graph is None and eager_steps >= self.warm_up and self.end - self.start >= SHORT:
                 self.graph = self._capture()
             if self.graph is None:
                 self._step_all_lanes()

@@ -55,10 +55,11 @@ def never() -> bool:
 def interruptible(model: nn.Module, stop: Callable[[], bool]) -> Iterator[None]:
     """Raise `StopRequested` before the next layer of a forward pass once ``stop()`` returns True.
 
-    An evaluation batch can take a minute on a CPU; a layer takes a fraction of that. A compiled model gets no hooks,
-    since they would cause a recompilation; it stops between batches.
+    An evaluation batch can take a minute on a CPU; a layer takes a fraction of that. On a GPU the layers of a batch are
+    queued in milliseconds, so it stops between batches. So does a compiled model: hooks would cause a recompilation.
     """
-    if stop is never or any(_is_compiled(module) for module in model.modules()):
+    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
+    if stop is never or on_gpu or any(_is_compiled(module) for module in model.modules()):
         yield
         return
     with ExitStack() as hooks:

@@ -31,8 +31,8 @@ class RunEnvironment:
         runs: The folder of records and checkpoints; None to keep results in memory only.
         data_root: The folder of data sets.
         device: The device to train on.
-        checkpoint_every: Steps between checkpoints. One is also written at the end of each task, except after the last
-            on a GPU.
+        checkpoint_every: Steps between checkpoints. One is also written at the end of each task. On a GPU they are at
+            least 10 seconds apart, and none is written after the last task.
         lanes: Number of runs at a time: in one CUDA graph on a GPU, in one process each on a CPU.
         threads: CPU threads per run. The order of sums depends on it, so it is fixed and recorded.
         whole: Whether all images are copied to the GPU at the start; None to do so if they fit.

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 from contnorm.bench.engine.checkpoint import Checkpoints, CheckpointWriter
 from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.evaluate import (
@@ -42,6 +44,8 @@ from contnorm.errors import UserCodeError, UserError
 from contnorm.moments.reestimate import NonFiniteMomentsError
 
 __all__ = ["train_together"]
+
+GPU_SAVE_SECONDS = 10.0  # least time between checkpoints on a GPU, where short tasks take less than writing one
 
 
 @dataclass
@@ -103,7 +107,8 @@ def train_together(
     Args:
         trainers: The runs.
         checkpoints: The checkpoints of each run; None to save nothing.
-        every: Steps between checkpoints. One is also written at the end of each task, except after the last on a GPU.
+        every: Steps between checkpoints. One is also written at the end of each task. On a GPU they are written if the
+            last one is 10 seconds old, and none after the last task: repeating steps is faster than more writes.
         report_every: Steps between progress reports. Each one copies the losses to the host and checks them.
         stop: Returns True to request a stop. Called at each report and checkpoint, between slow steps, and between the
             layers and batches of an evaluation. The runs are then saved and end; an interrupted evaluation is
@@ -134,7 +139,7 @@ def _learn(
     except StopRequested:
         yield from _stopped(runs, saver)
         return
-    stepper = stepper_for([run.trainer for run in runs])
+    stepper, saves = stepper_for([run.trainer for run in runs]), _SaveTimer(runs[0].trainer.device)
     for task in range(min(run.measured.tasks for run in runs), len(ends)):
         _start_task(runs, task, stepper)
         _check_first_loss(runs, stepper, stop)
@@ -153,11 +158,11 @@ def _learn(
             if stop():
                 yield from _stopped(runs, saver)
                 return
-            if until % every == 0 and until < ends[task]:
+            if until % every == 0 and until < ends[task] and saves.are_due():
                 _save(runs, saver)
         _call_task_end(runs, task, stepper)
         try:
-            diverged = yield from _end_task(runs, task, saver, stop, last=task + 1 == len(ends))
+            diverged = yield from _end_task(runs, task, saver, stop, saves, last=task + 1 == len(ends))
         except StopRequested:  # the interrupted evaluation is repeated on resume
             yield from _stopped(runs, saver)
             return
@@ -216,7 +221,12 @@ def _stopped(runs: Sequence[_Run], saver: CheckpointWriter | None) -> Iterator[t
 
 
 def _end_task(
-    runs: list[_Run], task: int, saver: CheckpointWriter | None, stop: Callable[[], bool], last: bool
+    runs: list[_Run],
+    task: int,
+    saver: CheckpointWriter | None,
+    stop: Callable[[], bool],
+    saves: _SaveTimer,
+    last: bool,
 ) -> Generator[tuple[Trainer, Event], None, list[_Run]]:
     """Evaluate the runs, then save them. After the last task, save first: its evaluation is recorded right away.
 
@@ -235,7 +245,7 @@ def _end_task(
     if ended:
         _drop_checkpoints(ended, saver)
         yield from ((run.trainer, verdict) for run, verdict in diverged)
-    if not last:
+    if not last and saves.are_due():
         _save([run for run in runs if all(run is not other for other in ended)], saver, required=True)
     return ended
 
@@ -273,6 +283,22 @@ def _verdict(trainer: Trainer, task: int, loss: float) -> Steps | Failed:
         f"seed {trainer.seed}: the loss is {loss} at step {trainer.done} of {steps} (task {last_task}). "
         f"{_likely_cause(trainer)}"
     )
+
+
+class _SaveTimer:
+    """Whether checkpoints are due: always on a CPU; on a GPU if the last were due `GPU_SAVE_SECONDS` ago."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pause = GPU_SAVE_SECONDS if device.type == "cuda" else 0.0
+        self._now = time.monotonic
+        self.last = self._now()
+
+    def are_due(self) -> bool:
+        now = self._now()
+        if now - self.last < self.pause:
+            return False
+        self.last = now
+        return True
 
 
 def _save(runs: Sequence[_Run], saver: CheckpointWriter | None, required: bool = False) -> None:

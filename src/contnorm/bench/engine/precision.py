@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from contnorm.bench.config.schema import TrainConfig
+from contnorm.bench.config.schema import RunConfig, TrainConfig
+from contnorm.bench.user_code import is_user_code
+from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
+from contnorm.kernels.cpp.library import unavailable_reason
 from contnorm.kernels.side_stream import Convolution
 from contnorm.kernels.triton.weight_update import can_update, update_weight
 
-__all__ = ["Bf16Weights", "cpu_instructions", "device_name", "numerics"]
+__all__ = ["Bf16Weights", "cn_kernel", "cpu_instructions", "device_name", "numerics"]
 
 
 def device_name(device: torch.device) -> str:
@@ -30,6 +33,20 @@ def device_name(device: torch.device) -> str:
 def cpu_instructions() -> str:
     """Return the instruction set that torch uses on this CPU, such as AVX2; the order of sums depends on it."""
     return torch.backends.cpu.get_cpu_capability()
+
+
+def cn_kernel(config: RunConfig) -> str | None:
+    """Return the kernel of continual normalization on a CPU: ``cpp``, or ``torch`` if it can't be compiled here.
+
+    The bits of a run depend on it. A kernel that ``CONTNORM_KERNEL`` names is returned as it is. None if the run can't
+    have such layers; a norm or network of the user may have them.
+    """
+    own_code = is_user_code(config.norm.name) or is_user_code(config.model.name)
+    if not own_code and (config.norm.name != "cn" or config.norm.layers != "ours"):
+        return None
+    if named := os.environ.get(KERNEL_VARIABLE):
+        return named
+    return "cpp" if unavailable_reason() is None else "torch"
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.job import RunEnvironment
-from contnorm.bench.engine.precision import cpu_instructions, device_name
+from contnorm.bench.engine.precision import cn_kernel, cpu_instructions, device_name
 from contnorm.kernels.triton.convolution.table import EMPTY, ConvolutionTable
 from contnorm.plugins import BUILT_IN, Origin
 from contnorm.registry import NORMS
@@ -52,7 +52,7 @@ def provenance(
             "kind": device.type,
             "name": device_name(device),
             "threads": torch.get_num_threads(),
-            **({"instructions": cpu_instructions()} if device.type == "cpu" else {}),
+            **(_cpu(config) if device.type == "cpu" else {}),
         },
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
@@ -60,6 +60,12 @@ def provenance(
         "source": {"name": source.name, "fingerprint": source.fingerprint, **_source_details(source)},
         "commit": package_commit(),
     }
+
+
+def _cpu(config: RunConfig) -> dict[str, str]:
+    """Return what the bits of a run on a CPU depend on besides its threads."""
+    kernel = cn_kernel(config)
+    return {"instructions": cpu_instructions(), **({} if kernel is None else {"cn_kernel": kernel})}
 
 
 def _plugins(config: RunConfig) -> list[Origin]:

@@ -16,7 +16,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.lock import RunLock
-from contnorm.bench.engine.precision import cpu_instructions
+from contnorm.bench.engine.precision import cn_kernel, cpu_instructions
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.models.pretrained import weights_change
 from contnorm.bench.models.user_norms import norm_code
@@ -92,6 +92,8 @@ class RunDir:
         circumstances: dict[str, object] = {"device": environment.device.type, "threads": environment.threads}
         if environment.device.type == "cpu":
             circumstances["instructions"] = cpu_instructions()
+            if kernel := cn_kernel(job.config):
+                circumstances["cn_kernel"] = kernel
         if environment.keep_weights:
             circumstances["keep_weights"] = True
         if environment.allow_missing:
@@ -117,7 +119,7 @@ class RunDir:
                 self.clear()
                 self.lock.release()
 
-    def resume_mismatch(self, environment: RunEnvironment, data: str) -> str:
+    def resume_mismatch(self, job: Job, environment: RunEnvironment, data: str) -> str:
         """Return why resuming here, with data of that fingerprint, would not be bit-exact; empty if it would be."""
         steps = self.checkpoints.latest_step()
         if not steps or not self.note.is_file():
@@ -138,7 +140,9 @@ class RunDir:
             )
         device, threads = note.get("device", environment.device.type), note.get("threads", environment.threads)
         if device == environment.device.type and (threads == environment.threads or device != "cpu"):
-            return self._other_instructions(note, steps) if device == "cpu" else ""
+            if device != "cpu":
+                return ""
+            return self._other_instructions(note, steps) or self._other_kernel(job.config, note, steps)
         return (
             f"{self.folder}: started with --device {device} --threads {threads} and has {steps} steps. Resuming with "
             f"--device {environment.device.type} --threads {environment.threads} would not be bit-exact. Resume it as "
@@ -153,6 +157,21 @@ class RunDir:
         return (
             f"{self.folder}: has {steps} steps on a CPU with {was}; resuming with {now} would not be bit-exact. "
             f"Resume it on a CPU with {was}, or delete the folder to start again."
+        )
+
+    def _other_kernel(self, config: RunConfig, note: Mapping[str, object], steps: int) -> str:
+        """Return why a run can't resume with the kernel of continual normalization here; empty if it can."""
+        now = cn_kernel(config)
+        was = note.get("cn_kernel", "torch")  # versions that did not note it had no C++ kernel
+        if now is None or was == now:
+            return ""
+        how = {
+            "cpp": "where its C++ kernel can be compiled, without CONTNORM_KERNEL",
+            "torch": "with CXX=none in the environment, which avoids compiled kernels",
+        }.get(str(was), f"with CONTNORM_KERNEL={was}")
+        return (
+            f"{self.folder}: has {steps} steps with the kernel {was!r} of continual normalization; resuming with "
+            f"{now!r} would not be bit-exact. Resume it {how}, or delete the folder to start again."
         )
 
     def clear(self) -> None:

@@ -219,7 +219,7 @@ def _acquire(
     if run_dir.checkpoints.latest_step() != group.done:  # another process has advanced it: group it again
         run_dir.lock.release()
         return Waiting("")
-    mismatch = run_dir.resume_mismatch(environment, source.fingerprint)
+    mismatch = run_dir.resume_mismatch(job, environment, source.fingerprint)
     if mismatch:
         return Failed(mismatch)
     run_dir.write_note(job, environment, source.fingerprint)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, ClassVar, Self, TypeAlias
 
 from contnorm.bench.config.schema import MemoryConfig
+from contnorm.bench.lazy_numpy import NDArray, np
 
 __all__ = [
     "NOT_STORED",
@@ -27,7 +25,7 @@ __all__ = [
 NOT_STORED = -1  # slot of a sample that is not stored
 MAX_CAPACITY = 10**9  # as of the setting memory.size
 
-Slots = NDArray[np.int64]
+Slots: TypeAlias = "NDArray[np.int64]"
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ class Memory:
 
 
 _RECORDED = "records_slots"  # attribute of a wrapped offer
-Offer = Callable[[Any, NDArray[np.int64], int], Slots]
+Offer: TypeAlias = "Callable[[Any, NDArray[np.int64], int], Slots]"
 
 
 def _recorded(offer: Offer) -> Offer:

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from contnorm.bench.components import components, find_component
 from contnorm.bench.config.own_settings import resolve_options
 from contnorm.bench.config.schema import MemoryConfig
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.memories.base import Memory, SlotError, Slots, StreamInfo, checked_slots
 from contnorm.bench.memories.registry import MEMORIES
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error

@@ -21,8 +21,7 @@ from math import isnan, nan
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from contnorm.bench.lazy_numpy import NDArray, np
 
 __all__ = [
     "LABEL_SCORES",

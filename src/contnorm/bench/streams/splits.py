@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeAlias
 
 from contnorm.bench.data.dataset import Source
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.rng import generator
 from contnorm.errors import UserError
 
 __all__ = ["SplitSamples", "split_samples"]
 
-Indices = NDArray[np.int64]
+Indices: TypeAlias = "NDArray[np.int64]"
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal, TypeAlias
 
 from contnorm.bench.config.schema import StreamConfig, merge_settings
 from contnorm.bench.data.arrays import ArraySource
 from contnorm.bench.data.dataset import MultiLabelSource, Source
+from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.splits import SplitSamples, split_samples
 from contnorm.errors import UserError, unknown
@@ -33,7 +31,7 @@ __all__ = [
     "stream_defaults",
 ]
 
-Indices = NDArray[np.int64]
+Indices: TypeAlias = "NDArray[np.int64]"
 # Bounds of permuted streams, whose tasks are not bounded by the number of classes. The accuracy matrix, its record and
 # the evaluations grow with the square of the tasks; the items of all tasks take 24 bytes each.
 MAX_PERMUTED_TASKS = 1000

@@ -12,19 +12,29 @@ docs/benchmarks.md. Settings of Triton (such as its debug mode) must be made bef
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import Context, copy_context
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from contnorm.kernels.triton.availability import INSTALLED, INTERPRETED
 
-__all__ = ["Launch", "can_compile_ahead", "compiling_ahead", "launch", "on_device_of"]
+__all__ = [
+    "CACHES_KERNELS",
+    "Launch",
+    "RecordedLaunch",
+    "can_compile_ahead",
+    "compiling_ahead",
+    "launch",
+    "on_device_of",
+    "recording",
+]
 
 # No cache for the interpreter, which compiles nothing, nor for AMD GPUs, where Triton's key has more than ours.
 CACHES_KERNELS = not INTERPRETED and torch.version.hip is None
@@ -32,6 +42,7 @@ CACHE_LIMIT = 1024  # limit of the cache, for programs whose sizes keep changing
 
 _ahead: Context | None = None  # shared by all threads: torch runs backward passes in its own threads
 _launches: dict[tuple[Any, ...], Launch] = {}
+_recordings = threading.local()  # of each thread: the list of its recorded launches, if it records
 _NO_SWITCH = nullcontext()
 
 
@@ -52,21 +63,24 @@ class Launch:
         self.kernel = kernel
         self.grid = grid
         self.constants = constants
-        self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], Any]] = {}
 
     def __call__(self, *args: Any) -> None:
         if _ahead is not None:  # Triton reads its compile mode from the context
             _ahead.copy().run(self.kernel.warmup, *args, grid=self.grid, **self.constants)
         elif not CACHES_KERNELS:
             self.kernel[self.grid](*args, **self.constants)
+            self._record(None, args)
         else:
             key = _key(args)
             known = self._compiled.get(key)
             if known is None or self.kernel.pre_run_hooks:
                 self._cache(key, len(args), self.kernel[self.grid](*args, **self.constants))
+                known = self._compiled.get(key)
             else:
-                run, constants = known
+                run, constants, _ = known
                 run(*args, *constants)
+            self._record(None if known is None or self.kernel.pre_run_hooks else known[2], args)
 
     def _cache(self, key: tuple[Any, ...], num_args: int, compiled: Any) -> None:
         """Cache the result of a launch if it is a compiled kernel and all its constants are known."""
@@ -77,7 +91,31 @@ class Launch:
         if len(self._compiled) >= CACHE_LIMIT:
             self._compiled.clear()
         constants = tuple(self.constants[name] for name in names)  # in the kernel's order, without Triton's options
-        self._compiled[key] = compiled[(*self.grid, 1, 1)[:3]], constants
+        self._compiled[key] = compiled[(*self.grid, 1, 1)[:3]], constants, compiled
+
+    def _record(self, compiled: Any, args: tuple[Any, ...]) -> None:
+        launches: list[RecordedLaunch] | None = getattr(_recordings, "launches", None)
+        if launches is not None:
+            launches.append(RecordedLaunch(self, compiled, args))
+
+
+class RecordedLaunch(NamedTuple):
+    """A launch that was executed, Triton's compiled kernel if it is cached, and its arguments without the constants."""
+
+    launch: Launch
+    compiled: Any
+    args: tuple[Any, ...]
+
+
+@contextmanager
+def recording() -> Iterator[list[RecordedLaunch]]:
+    """Context manager that records the launches of this thread."""
+    launches: list[RecordedLaunch] = []
+    _recordings.launches = launches
+    try:
+        yield launches
+    finally:
+        _recordings.launches = None
 
 
 def _key(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from contnorm.kernels.reference import BatchMoments
 from contnorm.kernels.triton.availability import COMPILER, INSTALLED, INTERPRETED, TYPES, is_plain
-from contnorm.kernels.triton.continual import launch, operators, plan
+from contnorm.kernels.triton.continual import eager, launch, operators, plan
 from contnorm.kernels.triton.continual.launch import MomentUpdate
 
 __all__ = [
@@ -77,7 +77,7 @@ def train(
     args = x, weight, bias, residual, eps, num_groups, relu
     transformed = _transformed()
     if not transformed and is_plain(x):
-        return operators.eager_training(args, running)
+        return eager.train(args, running)
     if transformed:
         y, mean, var = operators.plain_training(*args)
         return y, BatchMoments(mean, var)
@@ -130,7 +130,7 @@ def evaluate(
     if _transformed():
         run = operators.plain_evaluation
     elif is_plain(x):
-        run = operators.eager_evaluation
+        run = eager.evaluate
     y: Tensor = run(x, mean, var, weight, bias, residual, eps, num_groups, relu)
     return y
 

@@ -1,6 +1,4 @@
-"""The fused kernels for autograd: as custom torch operators, and as autograd functions for eager mode.
-
-The operators support autograd, torch.compile, autocast and vmap.
+"""The fused kernels as custom torch operators, which support autograd, torch.compile, autocast and vmap.
 
 `contnorm::continual_norm` is a pure function: it returns the output and the tables for its backward pass, starting with
 the moments of the batch. `contnorm::update_moments_` updates the running moments. Double backward uses the formulas of
@@ -17,8 +15,7 @@ from torch import Tensor
 
 from contnorm.kernels import analytic
 from contnorm.kernels.pivot import subtract_slab_pivot
-from contnorm.kernels.reference import BatchMoments, add_residual_and_relu
-from contnorm.kernels.triton.availability import is_plain
+from contnorm.kernels.reference import add_residual_and_relu
 from contnorm.kernels.triton.continual import launch
 
 __all__ = [
@@ -28,8 +25,7 @@ __all__ = [
     "continual_norm",
     "continual_norm_backward",
     "continual_norm_eval",
-    "eager_evaluation",
-    "eager_training",
+    "gradients_of_training",
     "keep_for_evaluation",
     "keep_for_training",
     "plain_backward",
@@ -116,21 +112,22 @@ def backward_of_training(ctx: Any, dy: Tensor | None, *_: Any, run: Any = None) 
     if dy is None:
         return (None,) * 7
     x, y, weight, bias, table = ctx.saved_tensors
+    settings = ctx.eps, ctx.groups, ctx.relu, ctx.residual
+    run = run or continual_norm_backward
+    return *gradients_of_training(dy, x, y, weight, bias, table, *settings, run=run), None, None, None
+
+
+def gradients_of_training(
+    dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, table: Tensor,
+    eps: float, groups: int, relu: bool, residual: bool, *, run: Any,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Return the gradients of x, weight, bias and residual, by ``run`` unless they have to be differentiable."""
     if torch.is_grad_enabled():  # double backward needs formulas that torch can differentiate
-        grads = analytic_gradients(dy, x, y, weight, bias, ctx.eps, ctx.groups, ctx.relu)
+        grads = analytic_gradients(dy, x, y, weight, bias, eps, groups, relu)
     else:
-        settings = ctx.eps, ctx.groups, ctx.relu, ctx.residual
-        grads = (run or continual_norm_backward)(dy, x, y, weight, bias, table, *settings)
+        grads = run(dy, x, y, weight, bias, table, eps, groups, relu, residual)
     dx, dweight, dbias, dresidual = grads
-    return (
-        dx,
-        _typed(dweight, weight),
-        _typed(dbias, bias),
-        (dresidual if ctx.relu else dy) if ctx.residual else None,
-        None,
-        None,
-        None,
-    )
+    return dx, _typed(dweight, weight), _typed(dbias, bias), (dresidual if relu else dy) if residual else None
 
 
 def _set_up_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -245,64 +242,3 @@ def plain_evaluation(
     eps: float, groups: int, relu: bool,
 ) -> Tensor:  # fmt: skip
     return add_residual_and_relu(analytic.evaluate(x, mean, var, weight, bias, eps, groups), residual, relu)
-
-
-# --- fast path for eager mode -----------------------------------------------------------------------------------
-# A custom torch operator in Python costs about 60 microseconds per call, three times as much as the launch: with twenty
-# layers that is milliseconds per step. Compilers, functorch and dispatch modes need the operator; eager code, and CUDA
-# graphs captured from it, do not, and use a plain autograd function. Here the forward kernel itself updates the running
-# moments, which saves a launch. Torch processes every argument and output of an autograd function. To reduce this
-# overhead, settings are passed as one tuple, and tensors that only the backward pass needs are not outputs.
-
-
-def eager_training(args: tuple[Any, ...], running: launch.MomentUpdate | None) -> tuple[Tensor, BatchMoments | None]:
-    """Return the output, and the moments of the batch, or None if ``running`` was given and has been updated."""
-    output: Any = _EagerTraining.apply(*args[:4], (args[4:], running))  # type: ignore[no-untyped-call]
-    if running is not None:
-        return output, None
-    y, table = output
-    return y, BatchMoments(*launch.moments_in(table, y.shape[1]))
-
-
-def eager_evaluation(*args: Any) -> Tensor:
-    output: Tensor = _EagerEvaluation.apply(*args[:6], args[6:])  # type: ignore[no-untyped-call]
-    return output
-
-
-class _EagerTraining(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, rest: Any
-    ) -> Tensor | tuple[Tensor, ...]:
-        settings, running = rest
-        args = x, weight, bias, residual, *settings
-        output = launch.forward(*args, running or launch.NO_UPDATE)  # type: ignore[call-arg]
-        keep_for_training(ctx, args, output)
-        if running is None:
-            ctx.mark_non_differentiable(output[1])
-            return output
-        updated = [t for t in running[:3] if t is not None]
-        torch.autograd.graph.increment_version(updated)  # tells autograd of the in-place update, as an operator does
-        return output[0]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
-        run: Any = None
-        if dy is not None and torch._C._functorch.is_legacy_batchedtensor(dy):  # `is_grads_batched`
-            run = plain_backward
-        elif dy is not None and is_plain(dy):
-            run = launch.backward
-        return backward_of_training(ctx, dy, run=run)[:5]
-
-
-class _EagerEvaluation(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *rest: Any) -> Tensor:
-        args = *rest[:6], *rest[6]
-        output = launch.evaluate(*args)
-        keep_for_evaluation(ctx, args, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return backward_of_evaluation(ctx, dy)[:7]

@@ -1,0 +1,244 @@
+"""Continual normalization on a CPU by a compiled kernel, with about the memory traffic of batch norm.
+
+The formulas are those of `analytic`; ``continual.cpp`` has the arithmetic. This module checks where the kernel can run,
+and connects it to autograd. Where a compiler, an exporter, functorch or forward-mode AD traces the operators, torch
+operators compute the same formulas, and so they do for double backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contnorm.kernels.cpp.library import library, unavailable_reason
+from contnorm.kernels.reference import BatchMoments
+from contnorm.kernels.triton.availability import is_plain
+from contnorm.kernels.triton.continual import check_parameters, is_untraced
+from contnorm.kernels.triton.continual.launch import channels_last, in_layout, like
+from contnorm.kernels.triton.continual.operators import (
+    analytic_gradients,
+    backward_of_evaluation,
+    keep_for_evaluation,
+    plain_evaluation,
+    plain_training,
+)
+
+__all__ = ["auto_selects", "evaluate", "train", "unsupported_reason"]
+
+TYPES = (torch.float32, torch.bfloat16)  # dtypes of inputs; the kernel computes in float32, with tables in float64
+# Number of values from which `auto` uses the kernel. Smaller inputs would gain as well, but a first use, which compiles
+# for a few seconds, should be one that lasts.
+SMALLEST = 2**16
+
+
+def unsupported_reason(x: Tensor) -> str | None:
+    """Return why the kernel cannot run on this input; None if it can. Compiles the kernel at the first call."""
+    if x.device.type != "cpu":
+        return f"it needs a CPU, and the input is on {x.device}"
+    if x.dtype not in TYPES:
+        return f"it computes in float32, and the input is {x.dtype}"
+    return unavailable_reason()
+
+
+def auto_selects(x: Tensor) -> bool:
+    """Whether ``auto`` selects the kernel: for large inputs on a CPU, if nothing traces the operators."""
+    return (
+        x.device.type == "cpu"
+        and x.numel() >= SMALLEST
+        and _can_run(x)
+        and unsupported_reason(x) is None  # last, because it may compile the kernel
+    )
+
+
+def _can_run(x: Tensor) -> bool:
+    return is_plain(x) and is_untraced()
+
+
+def train(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> tuple[Tensor, BatchMoments]:
+    """Normalize with the moments of the batch, add the residual (of the input's shape, dtype and device), apply ReLU.
+
+    Returns the output, and the moments of the batch (with the biased variance).
+    """
+    check_parameters(x, weight, bias)
+    if not _can_run(x):
+        y, mean, var = plain_training(x, weight, bias, residual, eps, num_groups, relu)
+        return y, BatchMoments(mean, var)
+    y, moments = _Training.apply(x, weight, bias, residual, (eps, num_groups, relu))  # type: ignore[no-untyped-call]
+    return y, BatchMoments(*moments)
+
+
+def evaluate(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    num_groups: int,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """Normalize with the given moments, add the residual, apply ReLU."""
+    check_parameters(x, mean, var, weight, bias)
+    if not _can_run(x):
+        return plain_evaluation(x, mean, var, weight, bias, residual, eps, num_groups, relu)
+    settings = eps, num_groups, relu
+    y: Tensor = _Evaluation.apply(x, mean, var, weight, bias, residual, settings)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Training(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        settings: tuple[float, int, bool],
+    ) -> tuple[Tensor, Tensor]:
+        eps, groups, relu = settings
+        ctx.settings, ctx.residual = settings, residual is not None
+        data = _readable(x)
+        n, c, _, _ = sizes = _sizes(data, groups)
+        y = torch.empty_like(data)
+        table = torch.empty(2 * (n * (c + groups) + c), dtype=torch.float64)
+        moments = torch.empty(2, c)
+        given = _floats(weight), _floats(bias), None if residual is None else like(_readable(residual), data)
+        library().call(
+            "contnorm_cn_train",
+            data.data_ptr(),
+            *map(_pointer, given),
+            y.data_ptr(),
+            table.data_ptr(),
+            moments.data_ptr(),
+            *sizes,
+            *_layout(data),
+            eps,
+            relu,
+            torch.get_num_threads(),
+        )
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(moments)
+        # Without a residual, the sign of the output is computed again: saving y would need as much memory as x.
+        ctx.save_for_backward(x, y if relu and ctx.residual else None, weight, bias, table)
+        return y, moments
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+        if dy is None:
+            return (None,) * 5
+        x, y, weight, bias, table = ctx.saved_tensors
+        eps, groups, relu = ctx.settings
+        batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
+        if torch.is_grad_enabled() or batched or not is_plain(dy):
+            grads: Any = analytic_gradients(dy, x, y, weight, bias, eps, groups, relu)
+        else:
+            grads = _gradients(dy, x, y, weight, bias, table, groups, relu, ctx.needs_input_grad[0])
+        dx, dweight, dbias, dresidual = grads
+        if ctx.residual:
+            dresidual = dresidual if relu else dy
+        return dx, _typed(dweight, weight), _typed(dbias, bias), dresidual if ctx.residual else None, None
+
+
+class _Evaluation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *rest: Any) -> Tensor:
+        x, mean, var, weight, bias, residual = rest[:6]
+        eps, groups, relu = rest[6]
+        data = _readable(x)
+        y = torch.empty_like(data)
+        given = *map(_floats, (mean, var, weight, bias)), None if residual is None else like(_readable(residual), data)
+        library().call(
+            "contnorm_cn_evaluate",
+            data.data_ptr(),
+            *map(_pointer, given),
+            y.data_ptr(),
+            *_sizes(data, groups),
+            *_layout(data),
+            eps,
+            relu,
+            torch.get_num_threads(),
+        )
+        keep_for_evaluation(ctx, (*rest[:6], eps, groups, relu), y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        return backward_of_evaluation(ctx, dy)[:7]
+
+
+def _gradients(
+    dy: Tensor,
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    table: Tensor,
+    groups: int,
+    relu: bool,
+    for_input: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+    """Compute the gradients of x, weight, bias and, if there is ``y``, the residual."""
+    data = _readable(x)
+    grad = like(_readable(dy), data)
+    dx = torch.empty_like(data) if for_input or y is not None else None
+    dresidual = None if y is None else torch.empty_like(data)
+    sums = torch.empty(2, x.shape[1])
+    scale, offset = _floats(weight), _floats(bias)
+    library().call(
+        "contnorm_cn_backward",
+        grad.data_ptr(),
+        data.data_ptr(),
+        *map(_pointer, (y, scale, offset, table, dx)),
+        sums[0].data_ptr(),
+        sums[1].data_ptr(),
+        _pointer(dresidual),
+        *_sizes(data, groups),
+        *_layout(data),
+        relu,
+        torch.get_num_threads(),
+    )
+    return dx, sums[0], sums[1], dresidual
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Return a tensor whose memory has its values, contiguous or channels_last: the tensor itself, or a copy."""
+    if x._is_zerotensor():  # it has no memory
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
+    return in_layout(x.detach().resolve_neg())
+
+
+def _sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
+    """Return the numbers of samples, channels, positions and groups."""
+    n, c = x.shape[0], x.shape[1]
+    return n, c, x.numel() // (n * c), groups
+
+
+def _layout(x: Tensor) -> tuple[bool, bool]:
+    """Return whether values of a position are next to each other, and whether they are bfloat16."""
+    return x.dim() == 2 or (channels_last(x) and not x.is_contiguous()), x.dtype == torch.bfloat16
+
+
+def _floats(vector: Tensor | None) -> Tensor | None:
+    """Return a parameter or moment as contiguous float32, which the kernel reads."""
+    return None if vector is None else vector.detach().float().contiguous()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _typed(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
+    """Cast the gradient of a parameter to the parameter's dtype; None if there is no parameter."""
+    return None if parameter is None else gradient.to(parameter.dtype)

@@ -1,0 +1,503 @@
+"""Replay of launches by the C++ extension: equal to Python bit for bit, and never used where Python must decide.
+
+On a CPU, a driver in software executes the launches with Triton's interpreter. ``--device cuda`` uses the real one.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+from contnorm import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
+from contnorm.functional import continual_norm
+from contnorm.kernels.cpp import extension
+from contnorm.kernels.triton.continual import plan, replay
+from contnorm.kernels.triton.continual.plan import LaunchLimits
+from tests.kernels.interpreter_driver import InterpreterDriver
+from tests.kernels.test_continual import LAST, LIMITS_BY_PLAN
+
+pytestmark = pytest.mark.slow  # Triton's interpreter takes long, and so does the build of the extension
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    loaded = extension.load("replay")
+    if loaded is None:
+        pytest.skip("the extension can't be built here: there is no C++ compiler")
+    return loaded
+
+
+@pytest.fixture
+def driver(device: torch.device, module: Any) -> Iterator[Any]:
+    """The driver through which launches are replayed; after the test, Python is used again."""
+    used: Any = InterpreterDriver() if device.type == "cpu" else replay.CudaDriver()
+    replay.start(module, used)
+    yield used
+    replay.stop()
+
+
+@pytest.fixture(params=LIMITS_BY_PLAN)
+def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LaunchLimits:
+    chosen: LaunchLimits = LIMITS_BY_PLAN[request.param]
+    monkeypatch.setattr(plan, "LIMITS", chosen)
+    return chosen
+
+
+def layer_for(dims: int = 2, channels: int = 8, device: torch.device | str = "cpu", **options: Any) -> Any:
+    made = (ContinualNorm1d, ContinualNorm2d, ContinualNorm3d)[dims - 1]
+    torch.manual_seed(3)
+    layer = made(channels, num_groups=4, kernel="triton", **options).to(device)
+    if layer.affine:
+        nn.init.normal_(layer.weight)
+        nn.init.normal_(layer.bias)
+    return layer
+
+
+def steps(layer: Any, inputs: list[tuple[Tensor, ...]], relu: bool = False) -> list[list[Tensor]]:
+    """Outputs, gradients and buffers after each of several training steps on (x, dy) or (x, dy, residual)."""
+    found = []
+    for x, dy, *rest in inputs:
+        layer.zero_grad()
+        x, *rest = (t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in (x, *rest))
+        y = layer(x, *rest, relu=relu) if rest or relu else layer(x)
+        y.backward(dy)
+        leaves = [x, *rest, *layer.parameters()]
+        found.append([y.detach(), *(leaf.grad for leaf in leaves), *(b.clone() for b in layer.buffers())])
+    return found
+
+
+def batches(
+    count: int, *shape: int, device: torch.device, residual: bool = False, last: bool = False, dtype: Any = None
+) -> list[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(5)
+
+    def drawn() -> Tensor:
+        x = torch.randn(shape, generator=generator).to(device, dtype or torch.float32)
+        return x.to(memory_format=LAST[x.dim()]) if last else x
+
+    return [tuple(drawn() for _ in range(3 if residual else 2)) for _ in range(count)]
+
+
+def equal(first: list[list[Tensor]], second: list[list[Tensor]]) -> bool:
+    return all(torch.equal(a, b) for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def on_both_paths(run: Callable[[Any], Any], layer: Any, module: Any, device: torch.device) -> tuple[Any, Any, Any]:
+    """Run with copies of a layer, through Python and replayed; returns both results and the driver."""
+    other = copy.deepcopy(layer)
+    replay.stop()
+    expected = run(layer)
+    driver: Any = InterpreterDriver() if device.type == "cpu" else replay.CudaDriver()
+    replay.start(module, driver)
+    try:
+        return expected, run(other), driver
+    finally:
+        replay.stop()
+
+
+# --- equal to Python ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("relu", "residual"), [(False, False), (True, False), (True, True), (False, True)])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+def test_every_plan_is_replayed_bit_for_bit(
+    relu: bool, residual: bool, last: bool, limits: LaunchLimits, module: Any, device: torch.device
+) -> None:
+    data = batches(3, 6, 8, 3, 4, device=device, residual=residual, last=last)
+    expected, found, driver = on_both_paths(
+        lambda layer: steps(layer, data, relu), layer_for(device=device), module, device
+    )
+    assert equal(expected, found)
+    if device.type == "cpu":  # the first step goes through Python, the others do not
+        one = len([name for name in driver.replayed if name.startswith("forward")])
+        assert one == 2 * len([k for k, _ in driver.known if k.launch.kernel.fn.__name__.startswith("forward")])
+        assert {size for _, size, _ in driver.configurations} == {512}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_ranks_and_dtypes(dims: int, dtype: torch.dtype, module: Any, device: torch.device) -> None:
+    data = batches(3, 5, 8, *[3] * dims, device=device, dtype=dtype)
+    expected, found, _ = on_both_paths(lambda layer: steps(layer, data), layer_for(dims, device=device), module, device)
+    assert equal(expected, found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"affine": False}, {"track_running_stats": False}, {"momentum": None}, {"momentum": 0.0}, {"momentum": 1.0}],
+    ids=str,
+)
+def test_options_of_a_layer(options: dict[str, Any], module: Any, device: torch.device) -> None:
+    data = batches(3, 5, 8, 2, 2, device=device)
+    expected, found, _ = on_both_paths(
+        lambda layer: steps(layer, data), layer_for(device=device, **options), module, device
+    )
+    assert equal(expected, found)
+
+
+def test_parameters_of_half_precision(module: Any, device: torch.device) -> None:
+    data = batches(3, 5, 8, 2, 2, device=device, dtype=torch.bfloat16)
+    expected, found, _ = on_both_paths(
+        lambda layer: steps(layer, data), layer_for(device=device).bfloat16(), module, device
+    )
+    assert equal(expected, found) and found[0][2].dtype == torch.bfloat16
+
+
+def test_moments_are_frozen(module: Any, device: torch.device) -> None:
+    layer, data = layer_for(device=device), batches(3, 5, 8, 2, 2, device=device)
+    layer.stats_frozen = True
+    before = layer.running_mean.clone()
+    expected, found, _ = on_both_paths(lambda each: steps(each, data), layer, module, device)
+    assert equal(expected, found) and torch.equal(found[-1][-3], before)
+
+
+def test_evaluation(module: Any, device: torch.device) -> None:
+    layer, ((x, _),) = layer_for(device=device).eval(), batches(1, 5, 8, 2, 2, device=device)
+
+    def run(each: Any) -> list[list[Tensor]]:
+        with torch.no_grad():
+            return [[each(x)] for _ in range(3)]
+
+    expected, found, driver = on_both_paths(run, layer, module, device)
+    assert equal(expected, found)
+    assert device.type != "cpu" or driver.replayed == ["evaluate", "evaluate"]
+
+
+def test_gradients_in_evaluation_go_through_python(driver: Any, device: torch.device) -> None:
+    layer, ((x, dy),) = layer_for(device=device).eval(), batches(1, 5, 8, 2, 2, device=device)
+    with torch.no_grad():
+        layer(x), layer(x)
+    x.requires_grad_()
+    layer(x).backward(dy)
+    wide = copy.deepcopy(layer).double()
+    wide.kernel = "reference"
+    (expected,) = torch.autograd.grad(wide(x.double()), x, dy.double())
+    torch.testing.assert_close(x.grad, expected.float(), rtol=1e-4, atol=1e-5)
+
+
+# --- signatures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda x: x[:, :, :1],
+        lambda x: x[:4],
+        lambda x: x.bfloat16(),
+        lambda x: x.to(memory_format=torch.channels_last),
+        lambda x: torch.cat([x.flatten(), x.flatten()[:1]])[1:].view_as(x),  # not aligned to 16 bytes
+        lambda x: x.transpose(2, 3),  # neither contiguous nor channels_last
+        lambda x: x.flatten(2),
+    ],
+    ids=["length", "samples", "dtype", "layout", "alignment", "strides", "rank"],
+)
+def test_other_inputs_are_not_replayed_with_the_launches_of_this_one(
+    changed: Callable[[Tensor], Tensor], module: Any, device: torch.device
+) -> None:
+    def run(layer: Any) -> list[list[Tensor]]:
+        (x, _), found = batches(1, 5, 8, 4, 2, device=device)[0], []
+        for each in (x, x, changed(x), changed(x), x):
+            each = each.detach()
+            rest = layer.running_mean, layer.running_var, layer.weight, layer.bias, True, 0.1, 1e-5, 4
+            y = continual_norm(each.requires_grad_(), *rest, kernel="triton")
+            gradient = torch.autograd.grad(y, (each, layer.weight), torch.ones_like(y))
+            found.append([y.detach(), *gradient, layer.running_var.clone()])
+        return found
+
+    expected, found, _ = on_both_paths(run, layer_for(device=device), module, device)
+    assert equal(expected, found)
+
+
+def test_gradients_of_any_layout(module: Any, device: torch.device) -> None:
+    """The gradient of a sum is expanded, that of a transposed output is not dense."""
+
+    def run(layer: Any) -> list[list[Tensor]]:
+        ((x, dy),) = batches(1, 5, 8, 3, 3, device=device)
+        found = []
+        for gradient in (dy, dy, dy[:1].expand_as(dy), dy.transpose(2, 3), dy.to(memory_format=torch.channels_last)):
+            each = x.clone().requires_grad_()
+            y = layer(each)
+            found.append(list(torch.autograd.grad(y, (each, layer.weight, layer.bias), gradient)))
+        return found
+
+    expected, found, _ = on_both_paths(run, layer_for(device=device), module, device)
+    assert equal(expected, found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"momentum": 2.0}, "momentum=2.0"),
+        ({"eps": 0.0}, "eps must be above 0"),
+        ({"eps": 5.0}, "eps=5.0"),
+        ({"num_groups": 3}, "3"),
+        ({"weight": torch.ones(4)}, "weight"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_still_refused(
+    arguments: dict[str, Any], message: str, driver: Any, device: torch.device
+) -> None:
+    ((x, _),) = batches(1, 5, 8, 2, 2, device=device)
+    usual = dict(training=True, momentum=0.1, eps=1e-5, num_groups=4, kernel="triton")  # noqa: C408
+    mean, var = torch.zeros(8, device=device), torch.ones(8, device=device)
+    continual_norm(x, mean, var, **usual), continual_norm(x, mean, var, **usual)  # type: ignore[arg-type]
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        continual_norm(x, mean, var, **(usual | arguments))
+
+
+def test_rank_of_a_layer_is_checked(driver: Any, device: torch.device) -> None:
+    ((x, _),) = batches(1, 5, 8, 2, 2, device=device)
+    layer = layer_for(device=device)
+    layer(x), layer(x)
+    with pytest.raises(ValueError, match="ContinualNorm1d"):
+        layer_for(1, device=device)(x)
+
+
+# --- not plain eager mode -----------------------------------------------------------------------------------------
+
+
+def test_double_backward(driver: Any, device: torch.device) -> None:
+    layer, ((x, dy),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    layer(x.requires_grad_()).backward(dy)  # registers
+    ours = torch.autograd.grad(layer(x), x, dy, create_graph=True)[0].square().sum()
+    wide = copy.deepcopy(layer).double()
+    wide.kernel = "reference"
+    y = wide(x.double())
+    expected = torch.autograd.grad(y, x, dy.double(), create_graph=True)[0].square().sum()
+    for parameter, other in ((layer.weight, wide.weight), (x, x)):
+        (first,) = torch.autograd.grad(ours, parameter, retain_graph=True)
+        (second,) = torch.autograd.grad(expected, other, retain_graph=True)
+        torch.testing.assert_close(first.double(), second.double(), rtol=1e-3, atol=1e-4)
+
+
+def test_batched_gradients(driver: Any, device: torch.device) -> None:
+    layer, ((x, dy),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    x.requires_grad_()
+    layer(x).backward(dy)
+    several = torch.stack([dy, 2 * dy, dy.flip(0)])
+    found = torch.autograd.grad(layer(x), x, several, is_grads_batched=True)[0]
+    expected = torch.stack([torch.autograd.grad(layer(x), x, each)[0] for each in several])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_transforms_and_modes_go_through_python(driver: Any, device: torch.device) -> None:
+    layer, ((x, _),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    layer(x), layer(x)
+    arguments = (
+        x,
+        layer.running_mean,
+        layer.running_var,
+        layer.weight,
+        layer.bias,
+        True,
+        0.1,
+        1e-5,
+        4,
+        False,
+        None,
+        None,
+    )
+    assert replay.normalize(*arguments) is None  # without the counter it is another signature
+    arguments = *arguments[:-1], layer.num_batches_tracked
+    assert replay.normalize(*arguments) is not None
+    with forward_ad.dual_level():
+        assert replay.normalize(*arguments) is None
+    torch.func.vmap(lambda _: _answers_none(arguments))(torch.zeros(2))
+
+    class Subclass(Tensor):
+        pass
+
+    assert replay.normalize(x.as_subclass(Subclass), *arguments[1:]) is None  # type: ignore[no-untyped-call]
+    with FlopCounterMode(display=False):
+        assert replay.normalize(*arguments) is None
+
+
+def _answers_none(arguments: tuple[Any, ...]) -> Tensor:
+    assert replay.normalize(*arguments) is None
+    return torch.zeros(())
+
+
+def test_compile_and_export_do_not_see_the_extension(driver: Any, device: torch.device) -> None:
+    layer, ((x, _),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    layer.kernel = "auto"
+    expected = copy.deepcopy(layer)(x)
+    torch.testing.assert_close(torch.compile(copy.deepcopy(layer), backend="aot_eager")(x), expected)
+    exported = torch.export.export(copy.deepcopy(layer).eval(), (x,)).module()
+    torch.testing.assert_close(exported(x), copy.deepcopy(layer).eval()(x))
+
+
+def test_compiled_autograd(driver: Any, device: torch.device) -> None:
+    layer, ((x, dy),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    x.requires_grad_()
+    layer(x).backward(dy)
+    expected, x.grad = x.grad, None
+    y = layer(x)
+    assert "ContinualNorm" in y.grad_fn.name()
+    with compiled_autograd._enable(lambda graph: graph):
+        y.backward(dy)
+    assert x.grad is not None and expected is not None
+    torch.testing.assert_close(x.grad, expected)
+
+
+# --- autograd -----------------------------------------------------------------------------------------------------
+
+
+def test_changes_in_place_are_noticed(driver: Any, device: torch.device) -> None:
+    layer, ((x, dy),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    for change in ("x", "weight", "y"):
+        for _ in range(2):
+            each = (x * 1).requires_grad_()
+            y = layer(each, each * 1, relu=True)
+        with torch.no_grad():
+            {"x": each, "weight": layer.weight, "y": y}[change].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward(dy)
+
+
+def test_buffers_are_marked_as_changed(driver: Any, device: torch.device) -> None:
+    layer, ((x, _),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    layer(x)
+    before = [buffer._version for buffer in layer.buffers()]
+    layer(x)
+    assert [buffer._version for buffer in layer.buffers()] == [version + 1 for version in before]
+
+
+def test_only_needed_gradients(driver: Any, device: torch.device) -> None:
+    layer, ((x, dy),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    layer.weight.requires_grad_(False)
+    for _ in range(2):
+        layer.zero_grad()
+        layer(x).backward(dy)
+    assert layer.weight.grad is None and layer.bias.grad is not None and x.grad is None
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+    assert not layer_for(device=device, affine=False)(x).requires_grad
+
+
+def test_saved_tensors_are_released_and_hooks_are_called(driver: Any, device: torch.device) -> None:
+    layer, ((x, dy),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
+    layer(x)
+    packed: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = layer(x)
+    assert x.numel() in packed
+    y.backward(dy)
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward(dy)
+    each = x.clone().requires_grad_()
+    gone = weakref.ref(each)
+    y = layer(each)
+    del each, y
+    gc.collect()
+    assert gone() is None
+
+
+# --- the driver ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def software(module: Any) -> Iterator[InterpreterDriver]:
+    driver = InterpreterDriver()
+    replay.start(module, driver)
+    yield driver
+    replay.stop()
+
+
+def test_failed_launch_is_an_error(software: InterpreterDriver) -> None:
+    layer, ((x, _),) = layer_for(), batches(1, 4, 8, 2, 2, device=torch.device("cpu"))
+    layer(x)
+    software.fails = True
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        layer(x)
+
+
+def test_kernels_with_other_arguments_are_not_replayed(software: InterpreterDriver, module: Any) -> None:
+    layer, ((x, _),) = layer_for(), batches(1, 4, 8, 2, 2, device=torch.device("cpu"))
+    software.wrong_size = True
+    layer(x), layer(x)
+    assert module.number_of_plans() == 0 and not software.replayed
+
+
+def test_launch_attributes(software: InterpreterDriver) -> None:
+    layer, ((x, _),) = layer_for(), batches(1, 4, 8, 2, 2, device=torch.device("cpu"))
+    software.cooperative, software.cluster = True, 4
+    layer(x), layer(x)
+    ((threads, shared, attributes),) = software.configurations
+    assert (threads, shared) == (32 * software.known[0][0].launch.constants["num_warps"], 512)
+    assert attributes == [(4, 4), (2, 1)]  # numbers of the driver: cluster size, cooperative
+
+
+# --- when it is built ---------------------------------------------------------------------------------------------
+
+
+class FakeCuda:
+    is_cuda = True
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The state of a new process with a GPU; the names of loaded extensions are listed, and none can be built."""
+    loaded: list[str] = []
+    monkeypatch.setattr(replay, "_state", "unused")
+    monkeypatch.setattr(replay, "_calls", 0)
+    monkeypatch.setattr(replay, "_extension", None)
+    monkeypatch.setattr(replay, "CACHES_KERNELS", True)
+    monkeypatch.setattr(replay.cpp, "is_built", lambda name: False)
+    monkeypatch.setattr(replay.cpp, "load", lambda name: loaded.append(name))
+    monkeypatch.delenv("CONTNORM_EAGER", raising=False)
+    return loaded
+
+
+def count(calls: int) -> None:
+    for _ in range(calls):
+        replay._count(FakeCuda())  # type: ignore[arg-type]
+    for thread in replay.threading.enumerate():
+        if thread.name == "contnorm-build":
+            thread.join()
+
+
+def test_short_programs_do_not_build(fresh: list[str]) -> None:
+    count(replay.BUILD_AFTER - 1)
+    assert fresh == []
+    count(1)
+    assert fresh == ["replay"]
+    count(3 * replay.BUILD_AFTER)  # a failed build is not tried again
+    assert fresh == ["replay"] and not replay.is_active()
+
+
+def test_built_extension_is_loaded_at_once(fresh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay.cpp, "is_built", lambda name: True)
+    count(1)
+    assert fresh == ["replay"]
+
+
+def test_environment_variable(fresh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTNORM_EAGER", "python")
+    count(2 * replay.BUILD_AFTER)
+    assert fresh == []
+    monkeypatch.setattr(replay, "_state", "unused")
+    monkeypatch.setenv("CONTNORM_EAGER", "cpp")
+    count(1)
+    assert fresh == ["replay"]
+    monkeypatch.setattr(replay, "_state", "unused")
+    monkeypatch.setenv("CONTNORM_EAGER", "fortran")
+    with pytest.raises(ValueError, match="CONTNORM_EAGER='fortran' is not one of auto, cpp, python"):
+        count(1)
