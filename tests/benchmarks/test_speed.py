@@ -13,12 +13,13 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.data.registry import load_source
-from contnorm.benchmarks import eager, layers, measure, measure_speed, startup, step
+from contnorm.benchmarks import convolutions, eager, layers, measure, measure_speed, startup, step
 from contnorm.benchmarks import runs as whole_runs
 from contnorm.benchmarks.timing import Percentiles, flatten_row, measure_time
 from contnorm.cli import speed
 from contnorm.cli.main import main
 from contnorm.errors import UserError
+from contnorm.kernels.triton.convolution.launch import Direction
 from tests.datasets import small_cifar100
 
 pytestmark = pytest.mark.slow  # it measures
@@ -127,6 +128,26 @@ def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         list(measure_speed("run", tmp_path, root=tmp_path, only=["cn", "gn"]))
     with pytest.raises(UserError, match=r"--only cn .*layers.* speed run"):
         list(measure_speed("layers", tmp_path, only=["cn"]))
+
+
+def test_convolutions_are_measured_on_a_gpu_only(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"needs a GPU.*--device cuda"):
+        next(measure_speed("convolutions", tmp_path))
+
+
+@pytest.mark.parametrize("direction", convolutions.DIRECTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_candidates_of_every_convolution_can_be_launched(direction: Direction, dtype: torch.dtype) -> None:
+    """Triton requires powers of two of at least 16; every program must have something to add."""
+    for geometry in convolutions.geometries():
+        tensors = convolutions._Tensors.__new__(convolutions._Tensors)
+        tensors.geometry, tensors.dtype = geometry, dtype
+        found = convolutions._candidates(direction, tensors)
+        assert found, geometry
+        for tiles in found:
+            assert all(size >= 16 and size & (size - 1) == 0 for size in tiles[:3])
+            assert 1 <= tiles.splits <= convolutions._steps(direction, geometry, tiles)
+            assert tiles.rounded == (dtype == torch.float32)
 
 
 def test_startup_times_commands_and_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

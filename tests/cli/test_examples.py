@@ -27,6 +27,7 @@ Contnorm = Callable[..., Called]
 NOT_EXECUTED = {
     "contnorm paper table2 --only norm=cn --device cuda": "data",
     "contnorm speed step --device cuda": "gpu",
+    "contnorm speed convolutions --device cuda": "gpu",
 }
 # Files that examples write.
 WRITTEN = {

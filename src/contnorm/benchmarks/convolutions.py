@@ -245,7 +245,7 @@ def _candidates(direction: Direction, tensors: _Tensors) -> list[Tiles]:
     g, deeper = tensors.geometry, 4 // tensors.dtype.itemsize
     few = g.channels < 16
     if few and direction != "weight":
-        return [Tiles(64, 64, 16, 1, 4, 2)]
+        return [Tiles(rows, 64, 32, 1, 4, 2, rounded=deeper == 1) for rows in (32, 64, 128)]
     shapes = (_FEW_CHANNELS if few else _WEIGHT) if direction == "weight" else _PRODUCT
     found = [Tiles(rows, columns, deeper * depth, 1, warps, 3) for rows, columns, depth, warps in shapes]
     if direction == "weight":
@@ -260,6 +260,7 @@ def _candidates(direction: Direction, tensors: _Tensors) -> list[Tiles]:
             Tiles(rows, columns, deeper * depth, 1, warps, 3, True) for rows, columns, depth, warps in _BY_POSITION
         ]
     widths = {"forward": g.filters, "input": g.channels, "weight": max(32, g.channels)}
+    found = [tiles._replace(rounded=tensors.dtype == torch.float32) for tiles in found]
     return [
         split
         for tiles in found
@@ -271,8 +272,9 @@ def _candidates(direction: Direction, tensors: _Tensors) -> list[Tiles]:
 def _with_splits(direction: Direction, g: Geometry, tiles: Tiles) -> list[Tiles]:
     """Return the tiles with those numbers of splits that give the GPU enough programs."""
     number, steps = SEEDS * programs(direction, g, tiles), _steps(direction, g, tiles)
-    splits = {max(1, round(goal / number)) for goal in PROGRAMS} | ({1} if number >= 100 else set())
-    return [tiles._replace(splits=count) for count in sorted(splits) if count == 1 or steps >= 3 * count]
+    most = max(1, steps // 3)
+    splits = {min(most, max(1, round(goal / number))) for goal in PROGRAMS} | ({1} if number >= 100 else set())
+    return [tiles._replace(splits=count) for count in sorted(splits)]
 
 
 def _steps(direction: Direction, g: Geometry, tiles: Tiles) -> int:

@@ -96,7 +96,10 @@ class Convolution(nn.Conv2d):
         if self.bias is not None or self.padding_mode != "zeros" or not isinstance(self.padding, tuple):
             return super().forward(input)
         kind = input.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
+        is_cast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if is_cast else self.weight.dtype
+        if input.dtype != dtype and not is_cast:
+            return super().forward(input)  # raises an error
         side, tiles, geometry = self._side_stream_for(input, dtype), _NO_TILES, self.geometry(input)
         if geometry is not None and _suits(input, self.weight, dtype):
             tiles = current_table().tiles(str(dtype).removeprefix("torch."), geometry)

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine import convolutions
+from contnorm.bench.engine.checkpoint import Checkpoints, packed
 from contnorm.bench.engine.convolutions import choose_table
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
 from contnorm.bench.engine.job import RunEnvironment
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.provenance import provenance
+from contnorm.bench.engine.resume import resume_run
 from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
@@ -60,7 +62,7 @@ def settings(root: Path, precision: str = "fp32", **train: Any) -> RunConfig:
     values: dict[str, Any] = {
         "stream": {"name": "split-cifar100", "tasks": 2, "augment": False},
         "strategy": {"name": "er"},
-        "norm": {"name": "cn", "groups": 4},
+        "norm": {"name": "bn"},
         "model": {"width": 16},
         "train": {"precision": precision, "lr": 0.01, **train},
         "evaluate": {"drift": False},
@@ -128,10 +130,16 @@ def test_checkpoint_without_a_table_resumes_with_cudnn(root: Path, source: Sourc
     assert new.convolutions == EMPTY
 
 
-def test_table_that_cannot_be_executed_is_refused(root: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_that_cannot_be_executed_is_refused(
+    root: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, new = (Trainer(settings(root), 0, source, CPU) for _ in range(2))
     old.convolutions = TABLE
+    checkpoints = Checkpoints(tmp_path / "3", "run")
+    checkpoints.save(packed(old.state()), old.progress())
     monkeypatch.setattr(convolutions, "can_launch", lambda device: False)
+    with pytest.raises(UserError, match=rf"3: the checkpoint after step 0.*{TABLE.digest}.*cpu"):
+        resume_run(new, checkpoints)
     with pytest.raises(UserError, match=f"{TABLE.digest}.*cpu"):
         new.load(*saved(old))
 

@@ -43,8 +43,13 @@ def progress_of_table(table: ConvolutionTable) -> dict[str, Any]:
     return {KEY: table.to_json()} if table else {}
 
 
-def stored_table(progress: Mapping[str, Any], device: torch.device) -> ConvolutionTable:
+def stored_table(progress: Mapping[str, Any], device: torch.device, where: str = "the checkpoint") -> ConvolutionTable:
     """Return the table in the progress of a checkpoint; empty in checkpoints without one.
+
+    Args:
+        progress: The progress.
+        device: The device that the run is resumed on.
+        where: The checkpoint, for error messages.
 
     Raises:
         UserError: If the kernels of the table can't be launched here.
@@ -52,10 +57,10 @@ def stored_table(progress: Mapping[str, Any], device: torch.device) -> Convoluti
     try:
         table = ConvolutionTable.from_json(progress.get(KEY, []))
     except ValueError as error:
-        raise UserError(f"the checkpoint after step {progress['done']} {error}. Delete it to start again.") from error
+        raise UserError(f"{where} after step {progress['done']} {error}. Delete it to start again.") from error
     if table and not can_launch(device):
         raise UserError(
-            f"the checkpoint after step {progress['done']} needs Triton convolutions (table {table.digest}), which "
+            f"{where} after step {progress['done']} needs Triton convolutions (table {table.digest}), which "
             f"can't be launched on {device}. Resume it on a GPU with Triton and a C compiler."
         )
     return table

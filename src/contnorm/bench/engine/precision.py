@@ -18,6 +18,7 @@ from contnorm.bench.user_code import is_user_code
 from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
 from contnorm.kernels.cpp.library import unavailable_reason
 from contnorm.kernels.side_stream import Convolution
+from contnorm.kernels.triton.weight_update import can_update, update_weight
 
 __all__ = ["Bf16Weights", "cn_kernel", "cpu_instructions", "device_name", "numerics"]
 
@@ -130,6 +131,26 @@ class Bf16Weights:
         self.passes.append(leaves)
         y: Tensor = functional_call(self.model, dict(zip(self.names, leaves, strict=True)), (x,))
         return y
+
+    @torch.no_grad()
+    def update(self, lr: float) -> bool:
+        """Do the step of `PlainSGD` for all weights, if a kernel can, and discard the passes; returns whether it did.
+
+        The result is that of `add_gradients` and the optimizer's step, which read and write twice as much memory. On an
+        H200 this is a tenth of a step of ResNet-18.
+        """
+        of_weights = [
+            (weight, [grad for leaves in reversed(self.passes) if (grad := leaves[number].grad) is not None])
+            for number, weight in enumerate(self.weights)
+        ]
+        used = [(weight, grads) for weight, grads in of_weights if grads]
+        if not all(weight.grad is None and can_update(weight, grads) for weight, grads in used):
+            return False
+        for weight, grads in used:
+            update_weight(weight, grads, -lr)
+        torch.autograd.graph.increment_version([weight for weight, _ in used])
+        self.passes.clear()
+        return True
 
     def add_gradients(self) -> None:
         """Add the gradients of all passes to those of the weights; the last pass first, as autograd does."""

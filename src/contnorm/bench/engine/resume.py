@@ -6,6 +6,7 @@ import logging
 
 from contnorm.bench.engine.checkpoint import Checkpoint, Checkpoints
 from contnorm.bench.engine.code_state import UNREADABLE
+from contnorm.bench.engine.convolutions import stored_table
 from contnorm.bench.engine.measurements import Measurements
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
@@ -46,6 +47,7 @@ def resume_run(trainer: Trainer, checkpoints: Checkpoints | None) -> Measurement
     _warn_of_broken(checkpoints, checkpoint)
     if checkpoint is None or not can_resume(trainer, checkpoint):
         return Measurements()
+    stored_table(checkpoint.progress, trainer.device, f"{checkpoints.folder}: the checkpoint")  # may be refused
     trainer.load(checkpoint.tensors, checkpoint.progress)
     return Measurements(**checkpoint.progress["tally"])
 

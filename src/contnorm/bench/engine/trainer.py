@@ -23,7 +23,7 @@ from contnorm.bench.engine.code_state import UNREADABLE, CodeState, isolate_modu
 from contnorm.bench.engine.convolutions import choose_table, progress_of_table, stored_table
 from contnorm.bench.engine.global_generators import seeded_generators
 from contnorm.bench.engine.norm_hooks import NormHooks
-from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
+from contnorm.bench.engine.optimizers import PlainSGD, build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.bench.engine.precision import Bf16Weights
 from contnorm.bench.engine.preflight import check_moment_settings, check_network
 from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of, stretch_end
@@ -217,7 +217,7 @@ class Trainer:
                 with self.autocast():
                     loss, logits = self._loss(stream, replay, extra)
                 loss.backward()  # type: ignore[no-untyped-call]
-            if self.bf16_weights is not None:
+            if self.bf16_weights is not None and not self._update_bf16_weights():
                 self.bf16_weights.add_gradients()
             if "after_backward" in self._hooks:
                 self._after_backward()
@@ -231,6 +231,13 @@ class Trainer:
         if logits is not None:
             self.logits.index_copy_(0, write, logits)
         return loss.detach()
+
+    def _update_bf16_weights(self) -> bool:
+        """Update the weights from bfloat16 gradients, if nothing else needs their sum; returns whether it was done."""
+        if self.bf16_weights is None or not isinstance(self.optimizer, PlainSGD) or self.device.type != "cuda":
+            return False
+        needed = self.config.train.clip_value is not None or "after_backward" in self._hooks or self.has_user_code
+        return not needed and self.bf16_weights.update(self.optimizer.lr)
 
     @property
     def freeze_step(self) -> int | None:

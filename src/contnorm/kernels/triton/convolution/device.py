@@ -19,13 +19,23 @@ __all__ = ["add_splits", "forward", "input_gradient", "weight_gradient"]
 _SIZES = ["samples", "height", "width", "out_height", "out_width", "column_blocks"]  # one kernel for all of these
 
 
+@triton.jit
+def _rounded(x):
+    """Round float32 to the nearest TF32 number; the tensor cores would otherwise truncate it."""
+    return tl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def forward(
     x_ptr, w_ptr, y_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
+    ROUND: tl.constexpr,
 ):  # fmt: skip
-    """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input."""
+    """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input.
+
+    If ``FLAT``, a step of the sum has (tap, channel) pairs of several taps, for images with few channels.
+    """
     row_block = tl.program_id(0) // column_blocks
     column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
     split = tl.program_id(1)
@@ -59,30 +69,45 @@ def forward(
     w_columns = w_ptr + column * (KERNEL * KERNEL * channels)
     chunks = tl.cdiv(channels, BK)
     taps = taps_r * taps_s
-    steps = taps * chunks
+    steps = tl.cdiv(KERNEL * KERNEL * channels, BK) if FLAT else taps * chunks
     part = tl.cdiv(steps, splits)
     total = tl.zeros((BM, BN), tl.float32)
     for step in range(split * part, tl.minimum(steps, split * part + part)):
-        if TAPS_FIRST:
-            tap = step % taps
-            chunk = step // taps
+        if FLAT:
+            pair = step * BK + k
+            r = pair // channels // KERNEL
+            s = pair // channels % KERNEL
+            iy = top[:, None] + r[None, :]
+            ix = left[:, None] + s[None, :]
+            inside = exists[:, None] & (r < KERNEL)[None, :] & (iy >= 0) & (iy < height) & (ix >= 0) & (ix < width)
+            x_at = x_rows[:, None] + ((r * width + s) * channels + pair % channels)[None, :]
+            a = tl.load(x_at, mask=inside, other=0.0)
+            w_mask = (column < filters)[:, None] & (r < KERNEL)[None, :]
+            b = tl.load(w_columns[:, None] + pair[None, :], mask=w_mask, other=0.0)
         else:
-            tap = step // chunks
-            chunk = step % chunks
-        r = first_r + tap // taps_s
-        s = first_s + tap % taps_s
-        if BY_POSITION:
-            inside = exists
-        else:
-            inside = exists & (top + r >= 0) & (top + r < height) & (left + s >= 0) & (left + s < width)
-        at = chunk * BK + k
-        x_mask = inside[:, None] if EVEN else inside[:, None] & (at < channels)[None, :]
-        a = tl.load(x_rows[:, None] + ((r * width + s) * channels + at)[None, :], mask=x_mask, other=0.0)
-        w_at = w_columns[:, None] + ((r * KERNEL + s) * channels + at)[None, :]
-        if EVEN:
-            b = tl.load(w_at)
-        else:
-            b = tl.load(w_at, mask=(column < filters)[:, None] & (at < channels)[None, :], other=0.0)
+            if TAPS_FIRST:
+                tap = step % taps
+                chunk = step // taps
+            else:
+                tap = step // chunks
+                chunk = step % chunks
+            r = first_r + tap // taps_s
+            s = first_s + tap % taps_s
+            if BY_POSITION:
+                inside = exists
+            else:
+                inside = exists & (top + r >= 0) & (top + r < height) & (left + s >= 0) & (left + s < width)
+            at = chunk * BK + k
+            x_mask = inside[:, None] if EVEN else inside[:, None] & (at < channels)[None, :]
+            a = tl.load(x_rows[:, None] + ((r * width + s) * channels + at)[None, :], mask=x_mask, other=0.0)
+            w_at = w_columns[:, None] + ((r * KERNEL + s) * channels + at)[None, :]
+            if EVEN:
+                b = tl.load(w_at)
+            else:
+                b = tl.load(w_at, mask=(column < filters)[:, None] & (at < channels)[None, :], other=0.0)
+        if ROUND:
+            a = _rounded(a)
+            b = _rounded(b)
         total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
     offset = split.to(tl.int64) * (samples * out_height * out_width * filters)
     y_at = y_ptr + offset + row[:, None] * filters + column[None, :]
@@ -93,7 +118,7 @@ def forward(
 def input_gradient(
     dy_ptr, w_ptr, dx_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the input, (rows, channels): positions of the input times taps and filters of the output.
 
@@ -170,6 +195,9 @@ def input_gradient(
             b = tl.load(w_at)
         else:
             b = tl.load(w_at, mask=(at < filters)[:, None] & (column < channels)[None, :], other=0.0)
+        if ROUND:
+            a = _rounded(a)
+            b = _rounded(b)
         total = tl.dot(a, b, total, input_precision="tf32")
     offset = split.to(tl.int64) * (samples * height * width * channels)
     dx_at = dx_ptr + offset + row[:, None] * channels + column[None, :]
@@ -180,7 +208,7 @@ def input_gradient(
 def weight_gradient(
     dy_ptr, x_ptr, dw_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the weight, (filters, taps * channels): a sum over the positions of the output.
 
@@ -250,6 +278,9 @@ def weight_gradient(
             x_mask = inside[:, None] if EVEN else inside[:, None] & column_exists[None, :]
             x_at = (((sample * height + iy + r) * width + ix + s) * channels)[:, None] + channel[None, :]
         b = tl.load(x_ptr + x_at, mask=x_mask, other=0.0)
+        if ROUND:
+            a = _rounded(a)
+            b = _rounded(b)
         total = tl.dot(tl.trans(a), b, total, input_precision="tf32")
     size = KERNEL * KERNEL * channels
     offset = split.to(tl.int64) * (filters * size)

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from contnorm.kernels.triton.availability import INTERPRETED
 from contnorm.kernels.triton.launcher import Launch, on_device_of
 
 __all__ = ["DIRECTIONS", "Direction", "Geometry", "Tiles", "convolve", "input_gradient", "programs", "weight_gradient"]
@@ -20,6 +21,7 @@ Direction = Literal["forward", "input", "weight"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "input", "weight")
 
 _REDUCE_BLOCK = 1024
+_FEW_CHANNELS = 16  # fewer than a step of a sum has
 
 
 class Geometry(NamedTuple):
@@ -54,6 +56,7 @@ class Tiles(NamedTuple):
     stages: int  # of the software pipeline
     by_position: bool = False  # whether taps outside of the image are skipped
     reordered: bool = False  # taps before channels in the sum; for weight gradients, columns of several taps
+    rounded: bool = False  # float32 to the nearest TF32 number, which the tensor cores would truncate
 
 
 class _Launches(NamedTuple):
@@ -123,9 +126,12 @@ def _launches(direction: Direction, g: Geometry, t: Tiles, size: int) -> _Launch
         "BY_POSITION": t.by_position,
         "FLAT" if direction == "weight" else "TAPS_FIRST": t.reordered,
         "EVEN": _is_even(direction, g, t),
+        "ROUND": t.rounded and not INTERPRETED,
         "num_warps": t.warps,
         "num_stages": t.stages,
     }
+    if direction == "forward":
+        constants["FLAT"] = g.channels < _FEW_CHANNELS and not t.by_position
     product = Launch(getattr(code, _KERNELS[direction]), (rows * columns, t.splits), constants)
     addition = None
     if t.splits > 1:
