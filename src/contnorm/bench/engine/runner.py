@@ -25,12 +25,14 @@ from contnorm.bench.engine.resume import can_resume
 from contnorm.bench.engine.run_dir import RunDir, edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.engine.units import JobGroup, group_jobs
+from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
 from contnorm.bench.signals import raise_on_stop
 from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.bench.user_code import breaks_in, user_code_error
 from contnorm.errors import UserCodeError, UserError, usable
+from contnorm.kernels.triton.launcher import prepare_triton
 
 __all__ = ["JobRunner", "current_device", "known_divergence", "write_notes"]
 
@@ -55,8 +57,10 @@ class JobRunner:
     def _run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         environment = self.environment
         noted: set[RunConfig] = set()
+        networks = {(job.config.model, job.seed) for job in jobs}
+        draws = WeightDraws() if len(networks) < len(jobs) else None  # kept in memory only if some are used again
         for group in group_jobs(jobs, environment):
-            shared = self._load(group.jobs[0].source)
+            shared = replace(self._load(group.jobs[0].source), draws=draws)
             if environment.runs is not None:
                 new = {job.config for job in group.jobs} - noted
                 noted |= new  # once only, or a failed run would get a note again
@@ -90,17 +94,28 @@ def current_device(device: torch.device) -> Iterator[None]:
 
 
 def _load_data(name: str, environment: RunEnvironment, prepare: Callable[[str], object] | None) -> Source:
-    """Load a data set. The GPU, which takes seconds to initialize, starts at the same time."""
+    """Load a data set. The GPU, which takes a second to initialize with its libraries, starts at the same time."""
     with raise_on_stop():
         if prepare is not None:
             prepare(name)
         if environment.device.type == "cpu":
             return environment.load(name)
-    with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
-        starting = worker.submit(lambda: torch.zeros(1, device=environment.device))
+    prepare_triton()
+    worker = ThreadPoolExecutor(max_workers=1)  # only the main thread can be interrupted
+    starting = worker.submit(lambda: torch.zeros(1, device=environment.device))
+    worker.submit(_load_libraries, environment.device)  # goes on while trainers are built
+    worker.shutdown(wait=False)
+    with raise_on_stop():
         source = environment.load(name)
         starting.result()
     return source
+
+
+def _load_libraries(device: torch.device) -> None:
+    """Load the libraries of convolutions and of matrix products, which the first step would wait for."""
+    with torch.no_grad(), torch.cuda.device(device):
+        images, weights = torch.zeros(2, 8, 8, 8, device=device), torch.zeros(8, 8, 3, 3, device=device)
+        torch.nn.functional.conv2d(images, weights).flatten(1) @ torch.zeros(288, 8, device=device)
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,7 @@ class _Shared:
     source: Source
     pictures: DeviceImages
     plans: PlanCache
+    draws: WeightDraws | None = None
 
 
 def _run_in_memory(
@@ -179,12 +195,13 @@ def _build_trainers(
     """
     trainers: dict[Trainer, Job] = {}
     failures: dict[Job, Failed] = {}
+    source, device, pictures, plans = shared.source, environment.device, shared.pictures, shared.plans
     for job in jobs:
         if reason := edited(job.config):
             failures[job] = Failed(reason)
             continue
         with raise_on_stop():
-            trainer = Trainer(job.config, job.seed, shared.source, environment.device, shared.pictures, shared.plans)
+            trainer = Trainer(job.config, job.seed, source, device, pictures, plans, draws=shared.draws)
         cleanup.callback(trainer.feed.close)
         trainers[trainer] = job
     return trainers, failures
