@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import sys
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from contnorm.cli import common
 from contnorm.cli.common import importing_torch
 from contnorm.cli.main import main
 
@@ -48,6 +52,25 @@ def test_collection_stays_disabled_if_it_was(monkeypatch: pytest.MonkeyPatch) ->
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_driver_of_a_gpu_is_initialized_during_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    libraries = {"libcuda.so.1": SimpleNamespace(cuInit=called.append)}
+    monkeypatch.setattr(ctypes, "CDLL", libraries.__getitem__)
+    for device in (None, "cpu", "cuda:1"):
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+        before = threading.enumerate()
+        with importing_torch(device):
+            for thread in set(threading.enumerate()) - set(before):
+                thread.join()
+    assert called == [0]
+    monkeypatch.setattr(ctypes, "CDLL", _no_library)
+    common._initialize_driver()  # a machine without a GPU
+
+
+def _no_library(name: str) -> None:
+    raise OSError(name)
 
 
 def test_exit_skips_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def speed(
     data_root: DataRoot = None,
 ) -> None:
     """Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers."""
-    with importing_torch():
+    with importing_torch(device):
         environment = benchmarks.describe_environment(device)
     rows = 0
     for line in benchmarks.measure_speed(

@@ -29,6 +29,8 @@ from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
 from contnorm.bench.signals import raise_on_stop
+from contnorm.bench.strategies.build import build_strategy
+from contnorm.bench.strategies.registry import STRATEGIES
 from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.bench.user_code import breaks_in, user_code_error
 from contnorm.errors import UserCodeError, UserError, usable
@@ -60,7 +62,7 @@ class JobRunner:
         networks = {(job.config.model, job.seed) for job in jobs}
         draws = WeightDraws() if len(networks) < len(jobs) else None  # kept in memory only if some are used again
         for group in group_jobs(jobs, environment):
-            shared = replace(self._load(group.jobs[0].source), draws=draws)
+            shared = replace(self._load(group.jobs[0].source, group.jobs), draws=draws)
             if environment.runs is not None:
                 new = {job.config for job in group.jobs} - noted
                 noted |= new  # once only, or a failed run would get a note again
@@ -75,11 +77,22 @@ class JobRunner:
             if stopped:
                 return
 
-    def _load(self, name: str) -> _Shared:
-        if name not in self._shared:
-            source = _load_data(name, self.environment, self.prepare)
-            pictures = DeviceImages.of(source, self.environment.device, self.environment.whole)
-            self._shared[name] = _Shared(source, pictures, PlanCache(source))
+    def _load(self, name: str, jobs: Sequence[Job]) -> _Shared:
+        """Return what runs on a data set share. On a GPU, the plans of the jobs are made in the background."""
+        environment = self.environment
+        if name in self._shared:
+            return self._shared[name]
+        with raise_on_stop():
+            if self.prepare is not None:
+                self.prepare(name)
+            started = _start_gpu(environment.device)
+            source = environment.load(name)
+            plans = PlanCache(source)
+            if environment.device.type != "cpu":
+                plans.prepare([(job.config, job.seed, draws) for job in jobs if (draws := _replay_draws(job.config))])
+            started()
+        pictures = DeviceImages.of(source, environment.device, environment.whole)
+        self._shared[name] = _Shared(source, pictures, plans)
         return self._shared[name]
 
 
@@ -93,22 +106,25 @@ def current_device(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _load_data(name: str, environment: RunEnvironment, prepare: Callable[[str], object] | None) -> Source:
-    """Load a data set. The GPU, which takes a second to initialize with its libraries, starts at the same time."""
-    with raise_on_stop():
-        if prepare is not None:
-            prepare(name)
-        if environment.device.type == "cpu":
-            return environment.load(name)
+def _start_gpu(device: torch.device) -> Callable[[], object]:
+    """Initialize a GPU, its libraries and Triton in the background, which takes a second.
+
+    Returns:
+        A function that waits until the device can be used. Libraries may still be loaded then.
+    """
+    if device.type == "cpu":
+        return lambda: None
     prepare_triton()
     worker = ThreadPoolExecutor(max_workers=1)  # only the main thread can be interrupted
-    starting = worker.submit(lambda: torch.zeros(1, device=environment.device))
-    worker.submit(_load_libraries, environment.device)  # goes on while trainers are built
+    starting = worker.submit(lambda: torch.zeros(1, device=device))
+    worker.submit(_load_libraries, device)
     worker.shutdown(wait=False)
-    with raise_on_stop():
-        source = environment.load(name)
-        starting.result()
-    return source
+    return starting.result
+
+
+def _replay_draws(config: RunConfig) -> int:
+    """Return the replay draws per step of a strategy of the package; 0 for other ones."""
+    return build_strategy(config.strategy).draws if config.strategy.name in STRATEGIES else 0
 
 
 def _load_libraries(device: torch.device) -> None:
