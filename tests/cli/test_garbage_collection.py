@@ -5,16 +5,17 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import importlib
 import sys
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from contnorm.cli import common
 from contnorm.cli.common import importing_torch
-from contnorm.cli.main import main
+from contnorm.cli.main import load_command, main
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,22 @@ def test_collection_stays_disabled_if_it_was(monkeypatch: pytest.MonkeyPatch) ->
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_collection_is_paused_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[bool] = []
+    imported = importlib.import_module
+
+    def recorded(name: str) -> ModuleType:
+        states.append(gc.isenabled())
+        return imported(name)
+
+    monkeypatch.setattr(importlib, "import_module", recorded)
+    load_command("show")
+    assert states[0] is False and gc.isenabled()
+    with pytest.raises(KeyError), common.collection_paused():
+        raise KeyError
+    assert gc.isenabled()
 
 
 def test_driver_of_a_gpu_is_initialized_during_the_import(monkeypatch: pytest.MonkeyPatch) -> None:

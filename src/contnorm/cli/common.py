@@ -28,6 +28,7 @@ __all__ = [
     "RunsFolder",
     "TrustCode",
     "Where",
+    "collection_paused",
     "console",
     "importing_torch",
     "is_explicit",
@@ -81,6 +82,18 @@ def is_explicit(context: typer.Context, parameter: str) -> bool:
     """Whether a parameter was passed explicitly, on the command line or in-process."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Context for imports, which create many objects and no garbage: garbage collection would only scan them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
