@@ -1,9 +1,12 @@
 """``python -m contnorm`` and the script ``contnorm``: the command line."""
 
+import gc
 import sys
 
 from contnorm import __version__
 
+_collects = gc.isenabled()
+gc.disable()  # imports create many objects and no garbage
 try:
     from contnorm.cli.main import main
 except KeyboardInterrupt:  # Ctrl-C while modules are still imported
@@ -16,6 +19,9 @@ except ModuleNotFoundError as error:
         raise SystemExit(0) from None
     print(f"contnorm: the command line needs {error.name}. Install it: pip install 'contnorm[bench]'", file=sys.stderr)
     raise SystemExit(2) from None
+finally:
+    if _collects:
+        gc.enable()
 
 __all__ = ["main"]
 

@@ -7,7 +7,8 @@ and two norms that are compared on one seed see the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
@@ -405,6 +406,34 @@ class PlanCache:
     def __init__(self, source: Source) -> None:
         self.source = source
         self._plans: dict[tuple[object, ...], tuple[TaskSequence, Plan]] = {}
+        self._in_progress: dict[tuple[object, ...], threading.Event] = {}
+
+    def prepare(self, runs: Sequence[tuple[RunConfig, int, int]]) -> None:
+        """Make the plans of runs in a background thread, in order; `of` waits for the one that it returns.
+
+        For memories of the package: a user's draws from the global generators, which belong to the main thread.
+
+        Args:
+            runs: The settings, the seed and the number of replay draws of each run.
+        """
+        work = {self._key(*run): run for run in runs if run[0].memory.kind in MEMORIES}
+        work = {key: run for key, run in work.items() if key not in self._plans and key not in self._in_progress}
+        self._in_progress |= {key: threading.Event() for key in work}
+        # A daemon thread, so that an interrupt does not wait for a long plan.
+        threading.Thread(target=self._make_all, args=(work, dict(self._in_progress)), daemon=True).start()
+
+    def _make_all(
+        self, work: Mapping[tuple[object, ...], tuple[RunConfig, int, int]], made: Mapping[object, threading.Event]
+    ) -> None:
+        for key, (config, seed, draws) in work.items():
+            try:
+                self._plans[key] = self._make(config, seed, draws)
+            except Exception:  # invalid settings: `of` makes the plan again, and raises the error in the main thread
+                break
+            finally:
+                made[key].set()
+        for key in work:
+            made[key].set()
 
     def of(self, config: RunConfig, seed: int, draws: int, extra: ExtraDraw | None = None) -> tuple[TaskSequence, Plan]:
         """Return the stream and the plan of a run.
@@ -415,13 +444,22 @@ class PlanCache:
             draws: Number of replay draws per step.
             extra: An extra draw for a norm.
         """
-        train = config.train
-        batching = train.batch, train.replay, train.partial, train.passes, train.max_steps
-        key = config.stream, config.memory, config.strategy.replay_from, batching, seed, draws, extra
+        key = self._key(config, seed, draws, extra)
+        if key in self._in_progress:
+            self._in_progress.pop(key).wait()
         if key not in self._plans and extra is not None:
             stream, plan = self.of(config, seed, draws)
             self._plans[key] = stream, add_extra_draw(plan, config, stream, seed, extra)
         elif key not in self._plans:
-            stream = build_stream(config.stream, self.source, seed)
-            self._plans[key] = stream, make_plan(config, stream, seed, draws)
+            self._plans[key] = self._make(config, seed, draws)
         return self._plans[key]
+
+    def _make(self, config: RunConfig, seed: int, draws: int) -> tuple[TaskSequence, Plan]:
+        stream = build_stream(config.stream, self.source, seed)
+        return stream, make_plan(config, stream, seed, draws)
+
+    @staticmethod
+    def _key(config: RunConfig, seed: int, draws: int, extra: ExtraDraw | None = None) -> tuple[object, ...]:
+        train = config.train
+        batching = train.batch, train.replay, train.partial, train.passes, train.max_steps
+        return config.stream, config.memory, config.strategy.replay_from, batching, seed, draws, extra

@@ -6,6 +6,7 @@ so noise in the shape of a data set is used if the data set is absent; each row 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import numpy as np
 from contnorm.bench.data.registry import SOURCES, find_layout
 from contnorm.errors import UserError
 
-__all__ = ["RUN_CASES", "RunCase", "RunRow", "measure_runs", "write_noise"]
+__all__ = ["RUN_CASES", "RunCase", "RunRow", "command_environment", "measure_runs", "write_noise"]
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,16 @@ def _timed(case: RunCase, device: str, data: Path, runs: Path, max_steps: int | 
     command += ["--data-root", str(data), "--runs", str(runs)]
     command += [] if max_steps is None else ["--max-steps", str(max_steps)]
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=command_environment())
     seconds = time.perf_counter() - started
     if done.returncode:
         raise UserError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
     return seconds
+
+
+def command_environment() -> dict[str, str]:
+    """Return the environment of a timed command, in which Python caches bytecode, as it does for installed packages."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def write_noise(source: str, root: Path) -> Path:

@@ -6,7 +6,6 @@ installation does) and Triton's kernels.
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.data.registry import SOURCES, find_layout
 from contnorm.bench.records import Store
-from contnorm.benchmarks.runs import write_noise
+from contnorm.benchmarks.runs import command_environment, write_noise
 from contnorm.errors import UserError
 
 __all__ = ["StartRow", "measure_startup"]
@@ -78,11 +77,10 @@ def _write_records(runs: Path) -> None:
 
 
 def _start(arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.Popen(
         [sys.executable, "-m", "contnorm", *arguments],
         cwd=folder,
-        env=environment,
+        env=command_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

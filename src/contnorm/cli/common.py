@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +28,7 @@ __all__ = [
     "RunsFolder",
     "TrustCode",
     "Where",
+    "collection_paused",
     "console",
     "importing_torch",
     "is_explicit",
@@ -82,17 +85,40 @@ def is_explicit(context: typer.Context, parameter: str) -> bool:
 
 
 @contextmanager
-def importing_torch() -> Iterator[None]:
+def collection_paused() -> Iterator[None]:
+    """Context for imports, which create many objects and no garbage: garbage collection would only scan them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def importing_torch(device: str | None = None) -> Iterator[None]:
     """Context for the first import of torch; exempts the imported objects from garbage collection.
 
     They are never freed. The collector would scan them several times during the import and again during a run.
+
+    Args:
+        device: The device that will be used. The driver of a GPU is initialized during the import.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return
+    if device is not None and device.startswith("cuda"):
+        threading.Thread(target=_initialize_driver, name="contnorm-cuda", daemon=True).start()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _initialize_driver() -> None:
+    """Initialize the CUDA driver, as torch does when it is first asked for GPUs; nothing to do if there is none."""
+    with suppress(OSError, AttributeError):
+        import_module("ctypes").CDLL("libcuda.so.1").cuInit(0)

@@ -75,7 +75,7 @@ def diagnose(
         check_seed(seed)
     if run and is_explicit(context, "norm"):
         raise UserError(f"--norm {norm}: is for a network of your own, with --model. A run's norm is in its record.")
-    with importing_torch():
+    with importing_torch(device):
         options = bench.RunOptions(device, 1, threads, allow_missing=allow_missing)
     if out is not None and out.suffix not in ENDINGS:  # checked before the measurement, which takes long
         raise UserError(f"-o {out}: the name of a figure must end in {', '.join(ENDINGS)}.")

@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from contnorm import __version__
 from contnorm.bench.escape import escape_terminal, shorten
-from contnorm.cli.common import console
+from contnorm.cli.common import collection_paused, console
 from contnorm.cli.examples import example_lines, examples_of
 from contnorm.cli.tables import print_error
 from contnorm.errors import UserError
@@ -62,7 +62,8 @@ _LONGEST_VALUE = 100  # characters of a typed value in an error message
 def load_command(name: str) -> TyperCommand:
     """Import the module of a command and return the command."""
     name = _ALIASES.get(name, name)
-    module = importlib.import_module(f"contnorm.cli.{_MODULES.get(name, name)}")
+    with collection_paused():
+        module = importlib.import_module(f"contnorm.cli.{_MODULES.get(name, name)}")
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     single.command(name, cls=_Command, help=COMMANDS[name])(getattr(module, name))
     return cast(TyperCommand, typer.main.get_command(single))

@@ -47,7 +47,7 @@ def speed(
     `convolutions` also writes convolutions.json, a table of the convolutions at which Triton is faster than cuDNN. Set
     CONTNORM_CONVOLUTIONS to its path, and runs on this GPU use it.
     """
-    with importing_torch():
+    with importing_torch(device):
         environment = benchmarks.describe_environment(device)
     rows = 0
     for line in benchmarks.measure_speed(

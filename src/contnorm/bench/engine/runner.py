@@ -25,12 +25,16 @@ from contnorm.bench.engine.resume import can_resume
 from contnorm.bench.engine.run_dir import RunDir, edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.engine.units import JobGroup, group_jobs
+from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
 from contnorm.bench.signals import raise_on_stop
+from contnorm.bench.strategies.build import build_strategy
+from contnorm.bench.strategies.registry import STRATEGIES
 from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.bench.user_code import breaks_in, user_code_error
 from contnorm.errors import UserCodeError, UserError, usable
+from contnorm.kernels.triton.launcher import prepare_triton
 
 __all__ = ["JobRunner", "current_device", "known_divergence", "write_notes"]
 
@@ -55,8 +59,10 @@ class JobRunner:
     def _run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         environment = self.environment
         noted: set[RunConfig] = set()
+        networks = {(job.config.model, job.seed) for job in jobs}
+        draws = WeightDraws() if len(networks) < len(jobs) else None  # kept in memory only if some are used again
         for group in group_jobs(jobs, environment):
-            shared = self._load(group.jobs[0].source)
+            shared = replace(self._load(group.jobs[0].source, group.jobs), draws=draws)
             if environment.runs is not None:
                 new = {job.config for job in group.jobs} - noted
                 noted |= new  # once only, or a failed run would get a note again
@@ -71,11 +77,22 @@ class JobRunner:
             if stopped:
                 return
 
-    def _load(self, name: str) -> _Shared:
-        if name not in self._shared:
-            source = _load_data(name, self.environment, self.prepare)
-            pictures = DeviceImages.of(source, self.environment.device, self.environment.whole)
-            self._shared[name] = _Shared(source, pictures, PlanCache(source))
+    def _load(self, name: str, jobs: Sequence[Job]) -> _Shared:
+        """Return what runs on a data set share. On a GPU, the plans of the jobs are made in the background."""
+        environment = self.environment
+        if name in self._shared:
+            return self._shared[name]
+        with raise_on_stop():
+            if self.prepare is not None:
+                self.prepare(name)
+            started = _start_gpu(environment.device)
+            source = environment.load(name)
+            plans = PlanCache(source)
+            if environment.device.type != "cpu":
+                plans.prepare([(job.config, job.seed, draws) for job in jobs if (draws := _replay_draws(job.config))])
+            started()
+        pictures = DeviceImages.of(source, environment.device, environment.whole)
+        self._shared[name] = _Shared(source, pictures, plans)
         return self._shared[name]
 
 
@@ -89,18 +106,32 @@ def current_device(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _load_data(name: str, environment: RunEnvironment, prepare: Callable[[str], object] | None) -> Source:
-    """Load a data set. The GPU, which takes seconds to initialize, starts at the same time."""
-    with raise_on_stop():
-        if prepare is not None:
-            prepare(name)
-        if environment.device.type == "cpu":
-            return environment.load(name)
-    with ThreadPoolExecutor(max_workers=1) as worker, raise_on_stop():  # only the main thread can be interrupted
-        starting = worker.submit(lambda: torch.zeros(1, device=environment.device))
-        source = environment.load(name)
-        starting.result()
-    return source
+def _start_gpu(device: torch.device) -> Callable[[], object]:
+    """Initialize a GPU, its libraries and Triton in the background, which takes a second.
+
+    Returns:
+        A function that waits until the device can be used. Libraries may still be loaded then.
+    """
+    if device.type == "cpu":
+        return lambda: None
+    prepare_triton()
+    worker = ThreadPoolExecutor(max_workers=1)  # only the main thread can be interrupted
+    starting = worker.submit(lambda: torch.zeros(1, device=device))
+    worker.submit(_load_libraries, device)
+    worker.shutdown(wait=False)
+    return starting.result
+
+
+def _replay_draws(config: RunConfig) -> int:
+    """Return the replay draws per step of a strategy of the package; 0 for other ones."""
+    return build_strategy(config.strategy).draws if config.strategy.name in STRATEGIES else 0
+
+
+def _load_libraries(device: torch.device) -> None:
+    """Load the libraries of convolutions and of matrix products, which the first step would wait for."""
+    with torch.no_grad(), torch.cuda.device(device):
+        images, weights = torch.zeros(2, 8, 8, 8, device=device), torch.zeros(8, 8, 3, 3, device=device)
+        torch.nn.functional.conv2d(images, weights).flatten(1) @ torch.zeros(288, 8, device=device)
 
 
 @dataclass(frozen=True)
@@ -110,6 +141,7 @@ class _Shared:
     source: Source
     pictures: DeviceImages
     plans: PlanCache
+    draws: WeightDraws | None = None
 
 
 def _run_in_memory(
@@ -180,12 +212,13 @@ def _build_trainers(
     """
     trainers: dict[Trainer, Job] = {}
     failures: dict[Job, Failed] = {}
+    source, device, pictures, plans = shared.source, environment.device, shared.pictures, shared.plans
     for job in jobs:
         if reason := edited(job.config):
             failures[job] = Failed(reason)
             continue
         with raise_on_stop():
-            trainer = Trainer(job.config, job.seed, shared.source, environment.device, shared.pictures, shared.plans)
+            trainer = Trainer(job.config, job.seed, source, device, pictures, plans, draws=shared.draws)
         cleanup.callback(trainer.feed.close)
         trainers[trainer] = job
     return trainers, failures

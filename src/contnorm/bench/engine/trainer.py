@@ -30,6 +30,7 @@ from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_ste
 from contnorm.bench.engine.strategy_hooks import TASK_HOOKS, check_hooks, hooks_of, task_info, task_items
 from contnorm.bench.engine.user_components import UserComponents
 from contnorm.bench.models.build import MODELS, build_model
+from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies.base import Batch, OutputMask, tagged_passes
@@ -62,6 +63,7 @@ class Trainer:
         plans: A cache of plans, to share with other trainers. Default: a new one.
         any_norm: Whether user-defined networks may have other norms than the settings name. For trainers that are not
             recorded.
+        draws: Draws of initial weights, to share with other trainers. Default: none are shared.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Trainer:
         pictures: DeviceImages | None = None,
         plans: PlanCache | None = None,
         any_norm: bool = False,
+        draws: WeightDraws | None = None,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
         self.user_code = UserComponents(config, seed, device)
@@ -90,7 +93,7 @@ class Trainer:
         self.data = DeviceStream(stream, device, pictures)
         self.head = OutputMask(self.data.competing)
         self.task_mask = self._task_mask()
-        self.model, self.norm_hooks = self._fresh_model(plans, any_norm)
+        self.model, self.norm_hooks = self._fresh_model(plans, any_norm, draws)
         self.feed = self._feed()
         for kind in ("model", "norm"):
             self.user_code.keep_modules(kind)
@@ -159,12 +162,13 @@ class Trainer:
         images: NDArray[np.int64] = self.data.sequence.train.image[np.concatenate([step.stream, *step.replay])]
         return images
 
-    def _fresh_model(self, plans: PlanCache, any_norm: bool) -> tuple[nn.Module, NormHooks]:
+    def _fresh_model(self, plans: PlanCache, any_norm: bool, draws: WeightDraws | None) -> tuple[nn.Module, NormHooks]:
         """Return the network and the hooks of its layers; adds the extra draw that they request to the plan."""
         stream = self.data.sequence
         shape = stream.source.train_images.shape[1:]
         with seeded_generators(seed_for(self.seed, "init"), torch.device("cpu")):
-            model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
+            with nullcontext() if draws is None or self.has_user_model else draws:
+                model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
             hooks = NormHooks(model, self.config.norm.name)
             if hooks.extra_draw is not None:
                 _, self.plan = plans.of(self.config, self.seed, self.strategy.draws, hooks.extra_draw)

@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context, copy_context
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ __all__ = [
     "compiling_ahead",
     "launch",
     "on_device_of",
+    "prepare_triton",
     "recording",
 ]
 
@@ -155,6 +156,21 @@ def compiling_ahead() -> Iterator[None]:
             yield
         finally:
             _ahead = None
+
+
+def prepare_triton() -> None:
+    """Let a background thread import Triton and compute its cache key, which the first launch would wait for.
+
+    The key is a hash of Triton's own files, half a gigabyte; Triton computes it once per process. Other Python code can
+    run meanwhile, since hashing does not hold the interpreter's lock.
+    """
+    if INSTALLED and not INTERPRETED:
+        threading.Thread(target=_compute_key, name="contnorm-triton", daemon=True).start()
+
+
+def _compute_key() -> None:
+    with suppress(Exception):  # a private function: without it, the first launch computes the key
+        import_module("triton.runtime.cache").triton_key()
 
 
 def can_compile_ahead() -> bool:
