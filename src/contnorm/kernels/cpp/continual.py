@@ -39,6 +39,8 @@ def unsupported_reason(x: Tensor) -> str | None:
         return f"it needs a CPU, and the input is on {x.device}"
     if x.dtype not in TYPES:
         return f"it computes in float32, and the input is {x.dtype}"
+    if torch.compiler.is_compiling():  # the compiled graph has torch operators
+        return None
     return unavailable_reason()
 
 
