@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from contnorm.kernels.cpp.library import unavailable_reason
 from contnorm.norm_entry import NormEntry
 from contnorm.registry import NORMS, create_norm
 from contnorm.testing import NORM_CHECKS, NormCheck, check_norm
@@ -22,8 +23,13 @@ from contnorm.testing.subject import CHANNELS, SHAPES, NormSubject
 from tests.contracts.formulas import reference, setting
 from tests.float64_norms import FLOAT64_NORMS
 
-# Every norm, and continual normalization also with the implementation that `auto` does not select in training.
-OPTIONS: dict[str, dict[str, object]] = {**{name: {} for name in NORMS}, "cn-analytic": {"kernel": "analytic"}}
+# Every norm, and continual normalization also with the implementations that `auto` does not select in training, or for
+# large inputs only.
+OPTIONS: dict[str, dict[str, object]] = {
+    **{name: {} for name in NORMS},
+    "cn-analytic": {"kernel": "analytic"},
+    "cn-cpp": {},
+}
 CHECKS = [
     pytest.param(check, marks=[pytest.mark.slow] if check.slow else [], id=name) for name, check in NORM_CHECKS.items()
 ]
@@ -44,7 +50,11 @@ def make(spec: NormEntry, rank: int = 4, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("check", CHECKS)
-def test_conforms(check: NormCheck, name: str, device: torch.device) -> None:
+def test_conforms(check: NormCheck, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "cn-cpp":
+        if (reason := unavailable_reason()) is not None:
+            pytest.skip(reason)
+        monkeypatch.setattr("contnorm.kernels.cpp.continual.SMALLEST", 1)
     spec = NORMS[name.partition("-")[0]]
     check_norm(spec, checks=[check.name], options=OPTIONS[name], reference=reference(spec), strict=True, device=device)
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import contnorm as cn
+from contnorm.kernels.cpp.library import unavailable_reason
 
 
 def test_is_group_norm_then_batch_norm() -> None:
@@ -72,9 +73,11 @@ def test_unknown_kernel_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         cn.functional.continual_norm(torch.randn(4, 8), None, None, training=True, num_groups=2, kernel="fast")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kernel", ["auto", "reference", "pivoted", "analytic"])
+@pytest.mark.parametrize("kernel", ["auto", "reference", "pivoted", "analytic", "cpp"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_relu_and_residual_follow_the_norm_with_every_kernel(kernel: str, training: bool) -> None:
+    if kernel == "cpp" and (reason := unavailable_reason()) is not None:
+        pytest.skip(reason)
     layer, twin = (cn.CN(8, num_groups=2, kernel=kernel).train(training) for _ in range(2))  # type: ignore[arg-type]
     x, shortcut = torch.randn(2, 4, 8, 3, 3)
     assert torch.equal(layer(x, shortcut, relu=True), torch.relu(twin(x) + shortcut))

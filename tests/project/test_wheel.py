@@ -198,6 +198,11 @@ def test_environment_has_torch_alone(torch_only: Environment) -> None:
     assert found == "[]"
 
 
+def test_source_of_the_compiled_kernel_is_installed(torch_only: Environment) -> None:
+    code = "from contnorm.kernels.cpp.library import SOURCE; print('contnorm_cn_train' in SOURCE.read_text())"
+    assert torch_only.python(code) == "True"
+
+
 def test_library_is_the_installed_one_and_complete(torch_only: Environment) -> None:
     code = """
 import contnorm, contnorm.functional, contnorm.testing

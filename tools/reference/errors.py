@@ -55,8 +55,8 @@ ADVICE = {
     "NormCheckError": "Mend the norm; `report` has the results of all checks.",
     "MammothNotFoundError": "Start Python in mammoth's folder, or put that folder first on `sys.path`.",
 }
-# Caught by the package, which raises a `UserError` or skips a check instead.
-INTERNAL = {"CheckSkipped", "PickleFormatError", "SlotError", "UnsupportedStateError"}
+# Caught by the package, which raises a `UserError`, skips a check or uses another kernel instead.
+INTERNAL = {"BuildError", "CheckSkipped", "PickleFormatError", "SlotError", "UnsupportedStateError"}
 
 
 class Found(NamedTuple):

@@ -178,13 +178,14 @@ def _run_compiled(
     residual: Tensor | None,
     num_batches: Tensor | None,
 ) -> Tensor:
-    """Compute everything with the C++ kernel, except the update of the running moments."""
+    """Compute everything with the C++ kernel, which in training may also update the moments."""
     mean, var = moments
     if not by_batch:
         assert mean is not None and var is not None
         return compiled.evaluate(x, mean, var, *affine, eps, groups, residual, relu)
-    y, batch_moments = compiled.train(x, *affine, eps, groups, residual, relu)
-    if mean is not None:
+    running = compiled.moment_update(x, mean, var, momentum) if updates_moments(mean, momentum) else None
+    y, batch_moments = compiled.train(x, *affine, eps, groups, residual, relu, running)
+    if running is None and mean is not None:
         count = x.numel() // x.shape[1]
         update_moments(mean, var, batch_moments.mean, unbiased(batch_moments.var, count), momentum)
     _count(num_batches)

@@ -38,14 +38,15 @@ def cpu_instructions() -> str:
 def cn_kernel(config: RunConfig) -> str | None:
     """Return the kernel of continual normalization on a CPU: ``cpp``, or ``torch`` if it can't be compiled here.
 
-    The bits of a run depend on it. A kernel that ``CONTNORM_KERNEL`` names is returned as it is. None if the run can't
-    have such layers; a norm or network of the user may have them.
+    The bits of a run depend on it. A kernel that the settings or ``CONTNORM_KERNEL`` name is returned as it is. None if
+    the run can't have such layers; a norm or network of the user may have them.
     """
     own_code = is_user_code(config.norm.name) or is_user_code(config.model.name)
     if not own_code and (config.norm.name != "cn" or config.norm.layers != "ours"):
         return None
-    if named := os.environ.get(KERNEL_VARIABLE):
-        return named
+    named = dict(config.norm.options).get("kernel") or os.environ.get(KERNEL_VARIABLE) or "auto"
+    if named != "auto":
+        return str(named)
     return "cpp" if unavailable_reason() is None else "torch"
 
 

@@ -26,14 +26,15 @@ namespace {
 using Index = std::int64_t;
 
 #if defined(__AVX512F__)
-constexpr int WIDTH = 16;
+constexpr int WIDTH = 16, STRIP_VECTORS = 4;
 #elif defined(__AVX__)
-constexpr int WIDTH = 8;
+constexpr int WIDTH = 8, STRIP_VECTORS = 2;
 #else
-constexpr int WIDTH = 4;
+constexpr int WIDTH = 4, STRIP_VECTORS = 2;
 #endif
 constexpr int LANES = 32;         // partial sums of a contiguous row, whatever the width of a register
 constexpr int VECTORS = LANES / WIDTH;
+constexpr Index STRIP = STRIP_VECTORS * WIDTH;  // channels of a position whose tables are in registers
 constexpr Index BLOCK = 2048;     // values of a contiguous row that are read twice, from the first-level cache
 constexpr Index TILE = 256;       // positions of a channels_last tile, over which sums are in float32
 constexpr Index HEAD = 16;        // positions of the first tile of a segment, which are read twice
@@ -80,6 +81,17 @@ inline Vector load(const BFloat16* at) {
     Vector result;
     std::memcpy(&result, &words, sizeof(result));
     return result;
+}
+
+inline void store(float* at, Vector value) { std::memcpy(at, &value, sizeof(value)); }
+
+inline void store(BFloat16* at, Vector value) {
+    Words bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Words result = value != value ? Words{} + 0x7fc0u : rounded;
+    const Halves halves = __builtin_convertvector(result, Halves);
+    std::memcpy(at, &halves, sizeof(halves));
 }
 
 // The first `count` values, and `fill` in the other lanes.
@@ -178,6 +190,18 @@ struct Tables {  // of float64, kept for the backward pass
     }
 };
 
+struct Running {  // moments that the moments of the batch update, unless they are null
+    float *mean, *var;
+    double momentum;
+
+    void update(Index c, double batch_mean, double batch_var, double count) const {
+        if (!mean) return;
+        const double unbiased = count > 1 ? batch_var * (count / (count - 1)) : batch_var;
+        mean[c] = static_cast<float>(mean[c] + momentum * (batch_mean - mean[c]));
+        var[c] = static_cast<float>(var[c] + momentum * (unbiased - var[c]));
+    }
+};
+
 struct Affine {
     const float *weight, *bias;
 
@@ -234,7 +258,7 @@ void group_tables(const Tables& t, const Sizes& s, double eps, Index n, Index g)
 }
 
 // The mean of the variances plus the variance of the means, for all channels of some groups.
-void batch_tables(const Tables& t, const Sizes& s, double eps, float* moments, Range groups) {
+void batch_tables(const Tables& t, const Sizes& s, double eps, float* moments, const Running& running, Range groups) {
     const Index k = s.per_group(), begin = groups.begin * k, end = groups.end * k;
     double *mean = t.batch_mean, *var = t.batch_rstd;
     std::fill(mean + begin, mean + end, 0.0), std::fill(var + begin, var + end, 0.0);
@@ -256,6 +280,7 @@ void batch_tables(const Tables& t, const Sizes& s, double eps, float* moments, R
         const double v = var[c] / s.n;
         moments[c] = static_cast<float>(mean[c]);
         moments[s.c + c] = static_cast<float>(v);
+        running.update(c, mean[c], v, static_cast<double>(s.n) * static_cast<double>(s.length));
         t.batch_rstd[c] = 1.0 / std::sqrt(v + eps);
     }
 }
@@ -278,24 +303,71 @@ void row_moments(const T* x, const Tables& t, const Sizes& s, Index row) {
     t.var[row] = moments.squares / s.length;
 }
 
+// Call `visit(first, count)` for runs of positions whose values stay in the first-level cache while their strips of
+// channels are visited one after the other. Each run but the last is a multiple of four, so sums are the same as without.
+template <class Visit>
+inline void for_runs(Index positions, Index channels, Visit visit) {
+    const Index most = std::max<Index>(4, 4096 / channels / 4 * 4);
+    for (Index i = 0; i < positions; i += most) visit(i, std::min(most, positions - i));
+}
+
+// Tables of a strip of channels, in registers.
+struct Strip {
+    Vector part[STRIP_VECTORS];
+
+    explicit Strip(const float* at) {
+        for (int v = 0; v < STRIP_VECTORS; ++v) part[v] = load(at + v * WIDTH);
+    }
+
+    void store_to(float* at) const {
+        for (int v = 0; v < STRIP_VECTORS; ++v) store(at + v * WIDTH, part[v]);
+    }
+};
+
 // Add the differences from `center` over some positions to `sum`, and their squares to `square` unless it is null.
 template <bool SQUARES, class T>
-inline void add_positions(const T* __restrict x, Index positions, Index channels, const float* __restrict center,
-                          float* __restrict sum, float* __restrict square) {
-    Index i = 0;
-    for (; i + 4 <= positions; i += 4, x += 4 * channels)
-        for (Index c = 0; c < channels; ++c) {
-            const float a = to_float(x[c]) - center[c], b = to_float(x[channels + c]) - center[c];
-            const float d = to_float(x[2 * channels + c]) - center[c], e = to_float(x[3 * channels + c]) - center[c];
-            sum[c] += (a + b) + (d + e);
-            if (SQUARES) square[c] += (a * a + b * b) + (d * d + e * e);
+void add_positions(const T* x, Index positions, Index channels, const float* center, float* sum, float* square) {
+    Index c = 0;
+    for (; c + STRIP <= channels; c += STRIP) {
+        const Strip middle(center + c);
+        Strip one(sum + c), two(SQUARES ? square + c : sum + c);
+        const T* at = x + c;
+        Index i = 0;
+        for (; i + 4 <= positions; i += 4, at += 4 * channels)
+            for (int v = 0; v < STRIP_VECTORS; ++v) {
+                const T* p = at + v * WIDTH;
+                const Vector a = load(p) - middle.part[v], b = load(p + channels) - middle.part[v];
+                const Vector d = load(p + 2 * channels) - middle.part[v], e = load(p + 3 * channels) - middle.part[v];
+                one.part[v] += (a + b) + (d + e);
+                if (SQUARES) two.part[v] += (a * a + b * b) + (d * d + e * e);
+            }
+        for (; i < positions; ++i, at += channels)
+            for (int v = 0; v < STRIP_VECTORS; ++v) {
+                const Vector d = load(at + v * WIDTH) - middle.part[v];
+                one.part[v] += d;
+                if (SQUARES) two.part[v] += d * d;
+            }
+        one.store_to(sum + c);
+        if (SQUARES) two.store_to(square + c);
+    }
+    for (; c < channels; ++c) {  // the same for the last channels, one by one
+        float one = sum[c], two = SQUARES ? square[c] : 0;
+        const T* at = x + c;
+        const auto difference = [&](Index position) { return to_float(at[position * channels]) - center[c]; };
+        Index i = 0;
+        for (; i + 4 <= positions; i += 4) {
+            const float a = difference(i), b = difference(i + 1), d = difference(i + 2), e = difference(i + 3);
+            one += (a + b) + (d + e);
+            if (SQUARES) two += (a * a + b * b) + (d * d + e * e);
         }
-    for (; i < positions; ++i, x += channels)
-        for (Index c = 0; c < channels; ++c) {
-            const float d = to_float(x[c]) - center[c];
-            sum[c] += d;
-            if (SQUARES) square[c] += d * d;
+        for (; i < positions; ++i) {
+            const float d = difference(i);
+            one += d;
+            if (SQUARES) two += d * d;
         }
+        sum[c] = one;
+        if (SQUARES) square[c] = two;
+    }
 }
 
 // Moments of all channels over a segment of positions of a sample: means, then sums of squares, 2 C values.
@@ -321,7 +393,9 @@ void segment_moments(const T* x, const Sizes& s, Index n, Index segment, float* 
             for (Index c = 0; c < channels; ++c) center[c] += sum[c] * (1.0f / static_cast<float>(size));
         }
         for (Index c = 0; c < channels; ++c) sum[c] = square[c] = 0;
-        add_positions<true>(tile, size, channels, center, sum, square);
+        for_runs(size, channels, [&](Index i, Index run) {
+            add_positions<true>(tile + i * channels, run, channels, center, sum, square);
+        });
         const double part = static_cast<double>(size) / static_cast<double>(count + size), weight = count * part;
         const double inverse = 1.0 / static_cast<double>(size);
         for (Index c = 0; c < channels; ++c) {
@@ -364,18 +438,31 @@ void write_line(const T* __restrict x, const T* __restrict residual, T* __restri
     }
 }
 
+inline Vector relu_of(Vector value) { return value < 0.0f ? Vector{} : value; }
+
 template <bool RESIDUAL, bool RELU, class T>
 void write_positions(const T* __restrict x, const T* __restrict residual, T* __restrict y, Index positions,
                      Index channels, const float* __restrict lines) {
     const float *center = lines, *slope = center + channels, *offset = slope + channels;
-    for (Index i = 0; i < positions; ++i, x += channels, y += channels) {
-        for (Index c = 0; c < channels; ++c) {
-            float value = slope[c] * (to_float(x[c]) - center[c]) + offset[c];
-            if (RESIDUAL) value += to_float(residual[c]);
-            store(y + c, RELU ? relu_of(value) : value);
-        }
-        if (RESIDUAL) residual += channels;
+    Index c = 0;
+    for (; c + STRIP <= channels; c += STRIP) {
+        const Strip middle(center + c), factor(slope + c), rest(offset + c);
+        for (Index i = 0; i < positions; ++i)
+            for (int v = 0; v < STRIP_VECTORS; ++v) {
+                const Index at = i * channels + c + v * WIDTH;
+                Vector value = factor.part[v] * (load(x + at) - middle.part[v]) + rest.part[v];
+                if (RESIDUAL) value += load(residual + at);
+                store(y + at, RELU ? relu_of(value) : value);
+            }
     }
+    if (c == channels) return;
+    for (Index i = 0; i < positions; ++i)
+        for (Index j = c; j < channels; ++j) {
+            const Index at = i * channels + j;
+            float value = slope[j] * (to_float(x[at]) - center[j]) + offset[j];
+            if (RESIDUAL) value += to_float(residual[at]);
+            store(y + at, RELU ? relu_of(value) : value);
+        }
 }
 
 template <class T>
@@ -398,11 +485,14 @@ struct Output {
         lines_of(t, affine, s, n, buffer);
         const Index begin = s.segment_begin(i), size = s.segment_begin(i + 1) - begin;
         const Index at = (n * s.length + begin) * s.c;
-        const T* other = residual ? residual + at : nullptr;
-        if (residual && relu) return write_positions<true, true>(x + at, other, y + at, size, s.c, buffer);
-        if (residual) return write_positions<true, false>(x + at, other, y + at, size, s.c, buffer);
-        if (relu) return write_positions<false, true>(x + at, other, y + at, size, s.c, buffer);
-        write_positions<false, false>(x + at, other, y + at, size, s.c, buffer);
+        for_runs(size, s.c, [&](Index first, Index run) {
+            const Index from = at + first * s.c;
+            const T* other = residual ? residual + from : nullptr;
+            if (residual && relu) return write_positions<true, true>(x + from, other, y + from, run, s.c, buffer);
+            if (residual) return write_positions<true, false>(x + from, other, y + from, run, s.c, buffer);
+            if (relu) return write_positions<false, true>(x + from, other, y + from, run, s.c, buffer);
+            write_positions<false, false>(x + from, other, y + from, run, s.c, buffer);
+        });
     }
 };
 
@@ -410,7 +500,7 @@ struct Output {
 
 template <class T>
 void train_rows(const Output<T>& out, const Tables& t, const Affine& affine, const Sizes& s, double eps, float* moments,
-                int threads) {
+                const Running& running, int threads) {
 #pragma omp parallel num_threads(s.team(threads))
     {
         const Range slabs = share(s.n * s.groups);
@@ -418,7 +508,7 @@ void train_rows(const Output<T>& out, const Tables& t, const Affine& affine, con
         for (Index row = slabs.begin * k; row < slabs.end * k; ++row) row_moments(out.x, t, s, row);
         for (Index i = slabs.begin; i < slabs.end; ++i) group_tables(t, s, eps, i / s.groups, i % s.groups);
 #pragma omp barrier
-        batch_tables(t, s, eps, moments, share(s.groups));
+        batch_tables(t, s, eps, moments, running, share(s.groups));
 #pragma omp barrier
         // In reverse, because the rows that were read last are still in the cache.
         for (Index i = slabs.end - 1; i >= slabs.begin; --i) {
@@ -430,7 +520,7 @@ void train_rows(const Output<T>& out, const Tables& t, const Affine& affine, con
 
 template <class T>
 void train_segments(const Output<T>& out, const Tables& t, const Affine& affine, const Sizes& s, double eps,
-                    float* moments, int threads, float* buffers, double* partial) {
+                    float* moments, const Running& running, int threads, float* buffers, double* partial) {
 #pragma omp parallel num_threads(s.team(threads))
     {
         const Index count = s.segments();
@@ -444,7 +534,7 @@ void train_segments(const Output<T>& out, const Tables& t, const Affine& affine,
             for (Index g = 0; g < s.groups; ++g) group_tables(t, s, eps, n, g);
         }
 #pragma omp barrier
-        batch_tables(t, s, eps, moments, share(s.groups));
+        batch_tables(t, s, eps, moments, running, share(s.groups));
 #pragma omp barrier
         for (Index i = segments.end - 1; i >= segments.begin; --i)
             out.segment(t, affine, s, i / count, i % count, buffer);
@@ -452,19 +542,19 @@ void train_segments(const Output<T>& out, const Tables& t, const Affine& affine,
 }
 
 template <class T>
-int train(const T* x, const float* weight, const float* bias, const T* residual, T* y, double* table, float* moments,
-          const Sizes& s, double eps, bool relu, int threads) {
-    const Output<T> out{x, residual, y, relu};
+int train(const void* x, const float* weight, const float* bias, const void* residual, void* y, double* table,
+          float* moments, const Running& running, const Sizes& s, double eps, bool relu, int threads) {
+    const Output<T> out{static_cast<const T*>(x), static_cast<const T*>(residual), static_cast<T*>(y), relu};
     const Tables t(table, s);
     const Affine affine{weight, bias};
     if (!s.channels_last) {
-        train_rows(out, t, affine, s, eps, moments, threads);
+        train_rows(out, t, affine, s, eps, moments, running, threads);
         return 0;
     }
     const std::unique_ptr<float[]> buffers(new (std::nothrow) float[s.team(threads) * 3 * s.c]);
     const std::unique_ptr<double[]> partial(new (std::nothrow) double[s.n * s.segments() * 2 * s.c]);
     if (!buffers || !partial) return 1;
-    train_segments(out, t, affine, s, eps, moments, threads, buffers.get(), partial.get());
+    train_segments(out, t, affine, s, eps, moments, running, threads, buffers.get(), partial.get());
     return 0;
 }
 
@@ -567,29 +657,53 @@ void row_sums(const Input<T>& in, Index at, Index length, Line line, double& sum
 
 // Add dy, and dy times the difference of x from its center, over some positions to `one` and `two`.
 template <int RELU, class T>
-inline void add_gradients(const T* __restrict x, const T* __restrict dy, const T* __restrict y, Index positions,
-                          Index channels, const float* __restrict center, const float* __restrict slope,
-                          const float* __restrict offset, float* __restrict one, float* __restrict two) {
-    Index i = 0;
-    for (; i + 2 <= positions; i += 2, x += 2 * channels, dy += 2 * channels, y += 2 * channels)
-        for (Index c = 0; c < channels; ++c) {
-            const float d = to_float(x[c]) - center[c], e = to_float(x[channels + c]) - center[c];
-            float g = to_float(dy[c]), h = to_float(dy[channels + c]);
-            if (RELU) {
-                const float saved = RELU == 1 ? to_float(y[c]) : 0.0f, next = RELU == 1 ? to_float(y[channels + c]) : 0;
-                g = masked<RELU>(g, saved, slope[c] * d + offset[c]);
-                h = masked<RELU>(h, next, slope[c] * e + offset[c]);
+void add_gradients(const T* x, const T* dy, const T* y, Index positions, Index channels, const float* center,
+                   const float* slope, const float* offset, float* one, float* two) {
+    Index c = 0;
+    for (; c + STRIP <= channels; c += STRIP) {
+        const Strip middle(center + c), factor(slope + c), rest(offset + c);
+        Strip first(one + c), second(two + c);
+        const auto gradient = [&](Index at, Vector d, int v) {
+            const Vector saved = RELU == 1 ? load(y + at) : d;
+            return masked<RELU>(load(dy + at), saved, factor.part[v] * d + rest.part[v]);
+        };
+        Index i = 0;
+        for (; i + 2 <= positions; i += 2)
+            for (int v = 0; v < STRIP_VECTORS; ++v) {
+                const Index at = i * channels + c + v * WIDTH, next = at + channels;
+                const Vector d = load(x + at) - middle.part[v], e = load(x + next) - middle.part[v];
+                const Vector g = gradient(at, d, v), h = gradient(next, e, v);
+                first.part[v] += g + h;
+                second.part[v] += g * d + h * e;
             }
+        for (; i < positions; ++i)
+            for (int v = 0; v < STRIP_VECTORS; ++v) {
+                const Index at = i * channels + c + v * WIDTH;
+                const Vector d = load(x + at) - middle.part[v], g = gradient(at, d, v);
+                first.part[v] += g;
+                second.part[v] += g * d;
+            }
+        first.store_to(one + c), second.store_to(two + c);
+    }
+    for (; c < channels; ++c) {
+        const auto gradient = [&](Index at, float d) {
+            const float saved = RELU == 1 ? to_float(y[at]) : 0.0f;
+            return masked<RELU>(to_float(dy[at]), saved, slope[c] * d + offset[c]);
+        };
+        Index i = 0;
+        for (; i + 2 <= positions; i += 2) {
+            const Index at = i * channels + c, next = at + channels;
+            const float d = to_float(x[at]) - center[c], e = to_float(x[next]) - center[c];
+            const float g = gradient(at, d), h = gradient(next, e);
             one[c] += g + h;
             two[c] += g * d + h * e;
         }
-    for (; i < positions; ++i, x += channels, dy += channels, y += channels)
-        for (Index c = 0; c < channels; ++c) {
-            const float d = to_float(x[c]) - center[c], saved = RELU == 1 ? to_float(y[c]) : 0.0f;
-            const float g = masked<RELU>(to_float(dy[c]), saved, slope[c] * d + offset[c]);
+        for (; i < positions; ++i) {
+            const float d = to_float(x[i * channels + c]) - center[c], g = gradient(i * channels + c, d);
             one[c] += g;
             two[c] += g * d;
         }
+    }
 }
 
 // The same for all positions of a segment, in float64: 2 C values.
@@ -601,8 +715,11 @@ void segment_sums(const Input<T>& in, const Sizes& s, Index n, Index segment, co
     for (Index begin = s.segment_begin(segment); begin < stop; begin += TILE) {
         const Index at = (n * s.length + begin) * channels;
         std::fill(buffer, buffer + 2 * channels, 0.0f);
-        add_gradients<RELU>(in.x + at, in.dy + at, (RELU == 1 ? in.y : in.x) + at, std::min(TILE, stop - begin),
-                            channels, lines, lines + channels, lines + 2 * channels, buffer, buffer + channels);
+        for_runs(std::min(TILE, stop - begin), channels, [&](Index first, Index run) {
+            const Index from = at + first * channels;
+            add_gradients<RELU>(in.x + from, in.dy + from, (RELU == 1 ? in.y : in.x) + from, run, channels, lines,
+                                lines + channels, lines + 2 * channels, buffer, buffer + channels);
+        });
         for (Index c = 0; c < 2 * channels; ++c) result[c] += buffer[c];
     }
 }
@@ -687,15 +804,32 @@ inline void write_gradients(const T* __restrict x, const T* __restrict dy, const
 // The six numbers of a channel are in separate arrays: center, slope, offset, for_dy, for_x, rest.
 template <int RELU, class T>
 inline void write_gradients(const T* __restrict x, const T* __restrict dy, const T* __restrict y, T* __restrict dx,
-                            T* __restrict dresidual, Index channels, const float* __restrict numbers) {
+                            T* __restrict dresidual, Index positions, Index channels,
+                            const float* __restrict numbers) {
     const float *center = numbers, *slope = center + channels, *offset = slope + channels;
     const float *for_dy = offset + channels, *for_x = for_dy + channels, *rest = for_x + channels;
-    for (Index c = 0; c < channels; ++c) {
-        const float d = to_float(x[c]) - center[c], saved = RELU == 1 ? to_float(y[c]) : 0.0f;
-        const float g = masked<RELU>(to_float(dy[c]), saved, slope[c] * d + offset[c]);
-        store(dx + c, for_dy[c] * g + for_x[c] * d + rest[c]);
-        if (RELU == 1) store(dresidual + c, g);
+    Index c = 0;
+    for (; c + STRIP <= channels; c += STRIP) {
+        const Strip middle(center + c), factor(slope + c), level(offset + c);
+        const Strip by_dy(for_dy + c), by_x(for_x + c), by_one(rest + c);
+        for (Index i = 0; i < positions; ++i)
+            for (int v = 0; v < STRIP_VECTORS; ++v) {
+                const Index at = i * channels + c + v * WIDTH;
+                const Vector d = load(x + at) - middle.part[v], saved = RELU == 1 ? load(y + at) : d;
+                const Vector g = masked<RELU>(load(dy + at), saved, factor.part[v] * d + level.part[v]);
+                store(dx + at, by_dy.part[v] * g + by_x.part[v] * d + by_one.part[v]);
+                if (RELU == 1) store(dresidual + at, g);
+            }
     }
+    if (c == channels) return;
+    for (Index i = 0; i < positions; ++i)
+        for (Index j = c; j < channels; ++j) {
+            const Index at = i * channels + j;
+            const float d = to_float(x[at]) - center[j], saved = RELU == 1 ? to_float(y[at]) : 0.0f;
+            const float g = masked<RELU>(to_float(dy[at]), saved, slope[j] * d + offset[j]);
+            store(dx + at, for_dy[j] * g + for_x[j] * d + rest[j]);
+            if (RELU == 1) store(dresidual + at, g);
+        }
 }
 
 template <int RELU, class T, class... Rest>
@@ -760,8 +894,10 @@ void backward_segments(const Input<T>& in, const Tables& t, const Affine& affine
                 const Coefficients& row = coefficients[n * s.c + c];
                 by[c] = row.for_dy, by[s.c + c] = row.for_x, by[2 * s.c + c] = row.rest;
             }
-            for (Index p = n * s.length + begin; p < n * s.length + end; ++p)
-                write_gradients_at<RELU>(in, p * s.c, s.c, static_cast<const float*>(buffer));
+            for_runs(end - begin, s.c, [&](Index first, Index run) {
+                write_gradients_at<RELU>(in, (n * s.length + begin + first) * s.c, run, s.c,
+                                         static_cast<const float*>(buffer));
+            });
         }
     }
 }
@@ -802,19 +938,19 @@ int backward_of(const void* dy, const void* x, const void* y, const float* weigh
 
 // --- functions of the library: 0 if they succeed, 1 if there is not enough memory ----------------------------------
 // Sizes are N, C, L and G. Data is float32, or bfloat16 if `half`; parameters and moments are float32. Pointers to a
-// weight, a bias, a residual, an output for ReLU and a gradient of x may be null.
+// weight, a bias, a residual, running moments, an output for ReLU and a gradient of x may be null.
 
 extern "C" {
 
 int contnorm_cn_train(const void* x, const float* weight, const float* bias, const void* residual, void* y,
-                      double* table, float* moments, Index n, Index c, Index length, Index groups, int channels_last,
-                      int half, double eps, int relu, int threads) {
+                      double* table, float* moments, float* running_mean, float* running_var, Index n, Index c,
+                      Index length, Index groups, int channels_last, int half, double momentum, double eps, int relu,
+                      int threads) {
     const Sizes s{n, c, length, groups, channels_last != 0};
+    const Running running{running_mean, running_var, momentum};
     if (half)
-        return train(static_cast<const BFloat16*>(x), weight, bias, static_cast<const BFloat16*>(residual),
-                     static_cast<BFloat16*>(y), table, moments, s, eps, relu != 0, threads);
-    return train(static_cast<const float*>(x), weight, bias, static_cast<const float*>(residual),
-                 static_cast<float*>(y), table, moments, s, eps, relu != 0, threads);
+        return train<BFloat16>(x, weight, bias, residual, y, table, moments, running, s, eps, relu != 0, threads);
+    return train<float>(x, weight, bias, residual, y, table, moments, running, s, eps, relu != 0, threads);
 }
 
 int contnorm_cn_evaluate(const void* x, const float* mean, const float* var, const float* weight, const float* bias,

@@ -7,7 +7,7 @@ operators compute the same formulas, and so they do for double backward.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from contnorm.kernels.triton.continual.operators import (
     plain_training,
 )
 
-__all__ = ["auto_selects", "evaluate", "train", "unsupported_reason"]
+__all__ = ["MomentUpdate", "auto_selects", "evaluate", "moment_update", "train", "unsupported_reason"]
 
 TYPES = (torch.float32, torch.bfloat16)  # dtypes of inputs; the kernel computes in float32, with tables in float64
 # Number of values from which `auto` uses the kernel. Smaller inputs would gain as well, but a first use, which compiles
@@ -39,6 +39,8 @@ def unsupported_reason(x: Tensor) -> str | None:
         return f"it needs a CPU, and the input is on {x.device}"
     if x.dtype not in TYPES:
         return f"it computes in float32, and the input is {x.dtype}"
+    if torch.compiler.is_compiling():  # the compiled graph has torch operators
+        return None
     return unavailable_reason()
 
 
@@ -56,6 +58,23 @@ def _can_run(x: Tensor) -> bool:
     return is_plain(x) and is_untraced()
 
 
+class MomentUpdate(NamedTuple):
+    """An update of running moments by the kernel."""
+
+    mean: Tensor
+    var: Tensor
+    momentum: float
+
+
+def moment_update(x: Tensor, mean: Tensor | None, var: Tensor | None, momentum: float | Tensor) -> MomentUpdate | None:
+    """Describe the update of running moments by a batch; None if the kernel can't do it."""
+    if mean is None or var is None or isinstance(momentum, Tensor) or not _can_run(x):
+        return None
+    writable = all(type(t) is Tensor and t.dtype == torch.float32 and t.is_contiguous() for t in (mean, var))
+    tracked = not (mean.is_inference() or var.is_inference())
+    return MomentUpdate(mean, var, momentum) if writable and tracked else None
+
+
 def train(
     x: Tensor,
     weight: Tensor | None,
@@ -64,16 +83,18 @@ def train(
     num_groups: int,
     residual: Tensor | None = None,
     relu: bool = False,
+    running: MomentUpdate | None = None,
 ) -> tuple[Tensor, BatchMoments]:
     """Normalize with the moments of the batch, add the residual (of the input's shape, dtype and device), apply ReLU.
 
-    Returns the output, and the moments of the batch (with the biased variance).
+    Returns the output, and the moments of the batch (with the biased variance). Updates ``running`` if it is given.
     """
-    check_parameters(x, weight, bias)
+    check_parameters(x, weight, bias, *(() if running is None else running[:2]))
     if not _can_run(x):
         y, mean, var = plain_training(x, weight, bias, residual, eps, num_groups, relu)
         return y, BatchMoments(mean, var)
-    y, moments = _Training.apply(x, weight, bias, residual, (eps, num_groups, relu))  # type: ignore[no-untyped-call]
+    settings = eps, num_groups, relu
+    y, moments = _Training.apply(x, weight, bias, residual, settings, running)  # type: ignore[no-untyped-call]
     return y, BatchMoments(*moments)
 
 
@@ -106,6 +127,7 @@ class _Training(torch.autograd.Function):
         bias: Tensor | None,
         residual: Tensor | None,
         settings: tuple[float, int, bool],
+        running: MomentUpdate | None,
     ) -> tuple[Tensor, Tensor]:
         eps, groups, relu = settings
         ctx.settings, ctx.residual = settings, residual is not None
@@ -122,12 +144,16 @@ class _Training(torch.autograd.Function):
             y.data_ptr(),
             table.data_ptr(),
             moments.data_ptr(),
+            *map(_pointer, (None, None) if running is None else running[:2]),
             *sizes,
             *_layout(data),
+            0.0 if running is None else running.momentum,
             eps,
             relu,
             torch.get_num_threads(),
         )
+        if running is not None:  # tells autograd of the in-place update, as an operator does
+            torch.autograd.graph.increment_version(running[:2])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(moments)
         # Without a residual, the sign of the output is computed again: saving y would need as much memory as x.
@@ -137,7 +163,7 @@ class _Training(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
         if dy is None:
-            return (None,) * 5
+            return (None,) * 6
         x, y, weight, bias, table = ctx.saved_tensors
         eps, groups, relu = ctx.settings
         batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
@@ -148,7 +174,7 @@ class _Training(torch.autograd.Function):
         dx, dweight, dbias, dresidual = grads
         if ctx.residual:
             dresidual = dresidual if relu else dy
-        return dx, _typed(dweight, weight), _typed(dbias, bias), dresidual if ctx.residual else None, None
+        return dx, _typed(dweight, weight), _typed(dbias, bias), dresidual if ctx.residual else None, None, None
 
 
 class _Evaluation(torch.autograd.Function):

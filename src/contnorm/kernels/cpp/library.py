@@ -26,7 +26,7 @@ FLAGS = (
 
 _SIZES = [c_int64] * 4
 _SIGNATURES = {
-    "contnorm_cn_train": [c_void_p] * 7 + _SIZES + [c_int, c_int, c_double, c_int, c_int],
+    "contnorm_cn_train": [c_void_p] * 9 + _SIZES + [c_int, c_int, c_double, c_double, c_int, c_int],
     "contnorm_cn_evaluate": [c_void_p] * 7 + _SIZES + [c_int, c_int, c_double, c_int, c_int],
     "contnorm_cn_backward": [c_void_p] * 10 + _SIZES + [c_int, c_int, c_int, c_int],
 }
