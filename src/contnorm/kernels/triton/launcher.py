@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import Context, copy_context
+from copy import copy
 from importlib import import_module
 from typing import Any
 
@@ -48,8 +49,9 @@ class Launch:
     Inside `compiling_ahead`, a call only compiles the kernel.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any]) -> None:
+    def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any], cluster: int = 1) -> None:
         self.kernel = kernel
+        self.cluster = cluster
         self.grid = grid
         self.constants = constants
         self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
@@ -62,7 +64,11 @@ class Launch:
         else:
             key = _key(args)
             known = self._compiled.get(key)
-            if known is None or self.kernel.pre_run_hooks:
+            if known is None and self.cluster > 1:
+                self._cache(key, len(args), _in_clusters(self.kernel.warmup(*args, grid=self.grid, **self.constants), self.cluster))
+                run, constants = self._compiled[key]
+                run(*args, *constants)
+            elif known is None or self.kernel.pre_run_hooks:
                 self._cache(key, len(args), self.kernel[self.grid](*args, **self.constants))
             else:
                 run, constants = known
@@ -77,7 +83,17 @@ class Launch:
         if len(self._compiled) >= CACHE_LIMIT:
             self._compiled.clear()
         constants = tuple(self.constants[name] for name in names)  # in the kernel's order, without Triton's options
-        self._compiled[key] = compiled[(*self.grid, 1, 1)[:3]], constants
+        grid = (self.grid[0] // self.cluster, *self.grid[1:], 1, 1)[:3]  # Triton counts clusters
+        self._compiled[key] = compiled[grid], constants
+
+
+def _in_clusters(compiled: Any, cluster: int) -> Any:
+    compiled = compiled.result() if hasattr(compiled, "result") else compiled
+    compiled._init_handles()
+    own = copy(compiled)
+    warps, _, shared, *dims = compiled.packed_metadata
+    own.packed_metadata = (warps, cluster, shared, *((cluster, 1, 1) if dims else ()))
+    return own
 
 
 def _key(args: tuple[Any, ...]) -> tuple[Any, ...]:

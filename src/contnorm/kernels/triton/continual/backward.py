@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from contnorm.kernels.triton.continual.tiles import (
     channel_tables,
@@ -27,10 +28,12 @@ __all__ = ["backward_apply", "backward_one", "backward_rows", "backward_tables"]
 
 
 @triton.jit
-def _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU: tl.constexpr):
+def _both(
+    x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU: tl.constexpr, EVICT: tl.constexpr = ""
+):  # fmt: skip
     """Load a tile of x minus its pivot, and of dy masked by the ReLU."""
-    x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
-    return x, masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU)
+    x = tl.load(x_ptr + where, mask=mask, other=0, eviction_policy=EVICT).to(tl.float32) - pivot[:, :, None]
+    return x, masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU, EVICT)
 
 
 @triton.jit
@@ -107,12 +110,16 @@ def _gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask):
 @triton.jit
 def _write(
     x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, start, stop, C, L,
-    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr, REVERSE: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    for chunk in range(start, stop, BL):
+    chunks = (stop - start + BL - 1) // BL
+    for i in range(chunks):
+        chunk = start + i * BL
+        if REVERSE:
+            chunk = start + (chunks - 1 - i) * BL
         at, mask = positions(chunk, stop, rows, BL)
         where = place(n, c, at, C, L, LAST)
-        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
+        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU, EVICT)
         _gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask)
 
 
@@ -162,7 +169,7 @@ def backward_one(
     else:
         _write(
             x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, 0, L, C, L,
-            LAST, BL, RELU,
+            LAST, BL, RELU, False, "",
         )  # fmt: skip
 
 
@@ -171,12 +178,14 @@ def backward_rows(
     x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, table_ptr, part_ptr,
     N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
-    LAST: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr,
+    LAST: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Store the two sums of each row in one split of its positions: (splits, N, C) each."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
-    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
+    if PDL:
+        gdc_launch_dependents()
+    split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     scale = pivot
     offset = pivot
@@ -197,6 +206,7 @@ def backward_rows(
 def backward_tables(
     part_ptr, slab_ptr, weight_ptr, table_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, splits,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute the parameter gradients, then the averages over each slab, (N, G) each, in two loops over samples."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
@@ -204,6 +214,9 @@ def backward_tables(
     mean, rstd, gain, _ = channel_tables(mean_ptr, var_ptr, weight_ptr, None, c, exists, eps)
     d_bias = tl.zeros_like(mean)
     d_weight = tl.zeros_like(mean)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
         rows = (n < N)[:, None] & exists[None, :]
@@ -242,11 +255,16 @@ def backward_apply(
     dx_ptr, dr_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
+    REVERSE: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient in one split of the positions of some samples; with ``TABLES``, first compute the tables."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
-    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
+    if REVERSE:
+        program = tl.num_programs(0) - 1 - program
+    if PDL:
+        gdc_wait()
+    split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, TABLES)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
     group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
@@ -276,5 +294,5 @@ def backward_apply(
     start, stop = split_range(split, L, span)
     _write(
         x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, start, stop, C, L,
-        LAST, BL, RELU,
+        LAST, BL, RELU, REVERSE, EVICT,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from contnorm.kernels.triton.continual.tiles import (
     channel_tables,
@@ -136,13 +137,18 @@ def _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps):
 @triton.jit
 def _write(
     x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
-    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr, REVERSE: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Write the output between two positions, chunk by chunk."""
-    for chunk in range(start, stop, BL):
+    chunks = (stop - start + BL - 1) // BL
+    for i in range(chunks):
+        chunk = start + i * BL
+        if REVERSE:
+            chunk = start + (chunks - 1 - i) * BL
         at, mask = positions(chunk, stop, rows, BL)
         where = place(n, c, at, C, L, LAST)
-        y = with_activation(_shifted(x_ptr, pivot, where, mask), scale, offset, residual_ptr, where, mask, RELU)
+        x = tl.load(x_ptr + where, mask=mask, other=0, eviction_policy=EVICT).to(tl.float32) - pivot[:, :, None]
+        y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -181,18 +187,20 @@ def forward_one(
         y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
-        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
+        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, False, "")
 
 
 @triton.jit
 def forward_rows(
     x_ptr, part_ptr, N, C, L, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
-    LAST: tl.constexpr, WHOLE: tl.constexpr,
+    LAST: tl.constexpr, WHOLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Store mean and sum of squared deviations of each row in one split of its positions: (splits, N, C) each."""
     program = tl.program_id(0)
-    split, c, group, _, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
+    if PDL:
+        gdc_launch_dependents()
+    split, c, group, _, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     start, stop = split_range(split, L, span)
     mean, square = row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
@@ -206,12 +214,16 @@ def forward_tables(
     part_ptr, table_ptr,
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute all tables of a block of groups, over blocks of samples; batch moments are merged by Chan's formula."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     mean = tl.zeros((BC,), tl.float32)
     square = tl.zeros((BC,), tl.float32)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     for sample in range(0, N, BN):
         n = sample + tl.arange(0, BN)
         rows = (n < N)[:, None] & exists[None, :]
@@ -252,6 +264,7 @@ def forward_apply(
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
+    REVERSE: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write the output of one split of the positions of some samples; with ``TABLES``, first compute the tables.
 
@@ -259,7 +272,11 @@ def forward_apply(
     """
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
-    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
+    if REVERSE:
+        program = tl.num_programs(0) - 1 - program
+    if PDL:
+        gdc_wait()
+    split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, TABLES)
     if TABLES:
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
         group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
@@ -284,25 +301,29 @@ def forward_apply(
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
     start, stop = split_range(split, L, span)
-    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
+    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU, REVERSE, EVICT)
 
 
 @triton.jit
 def evaluate_apply(
     x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
-    LAST: tl.constexpr, RELU: tl.constexpr,
+    LAST: tl.constexpr, RELU: tl.constexpr, REVERSE: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write the output of one split of the positions of some samples, with given moments, from the row moments."""
     program = tl.program_id(0)
-    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, True)
+    if REVERSE:
+        program = tl.num_programs(0) - 1 - program
+    if PDL:
+        gdc_wait()
+    split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, True)
     row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
     group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
     mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     start, stop = split_range(split, L, span)
-    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
+    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU, REVERSE, EVICT)
 
 
 @triton.jit
@@ -331,7 +352,7 @@ def evaluate(
         y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
-        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
+        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, False, "")
 
 
 @triton.jit

@@ -35,6 +35,7 @@ __all__ = [
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _MOMENTS_BLOCK = 256
+TRY: dict[str, Any] = {"REVERSE": True, "EVICT": "", "PDL": False}
 
 
 def channels_last(x: Tensor) -> bool:
@@ -109,9 +110,10 @@ def _training(sizes: Sizes, backward: bool, relu: bool, limits: LaunchLimits) ->
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
         return _launches(p, sizes, None, None, Launch(getattr(code, f"{name}_one"), (p.programs,), constants))
     whole = p.launches == "two"
-    by_rows = _tile(p, sizes) | {"WHOLE": whole} | ({"RELU": relu} if backward else {})
-    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu}
-    by_tables = Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), _table_tile(p, sizes))
+    pdl = {"PDL": TRY["PDL"]} | ({"launch_pdl": True} if TRY["PDL"] else {})
+    by_rows = _tile(p, sizes) | {"PDL": TRY["PDL"], "WHOLE": whole} | ({"RELU": relu} if backward else {})
+    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu} | TRY | pdl
+    by_tables = Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), _table_tile(p, sizes) | pdl)
     return _launches(
         p,
         sizes,
@@ -127,11 +129,11 @@ def _evaluation(sizes: Sizes, relu: bool, limits: LaunchLimits) -> Launches:
     if p.launches == "one":
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
         return _launches(p, sizes, None, None, Launch(code.evaluate, (p.programs,), constants))
-    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "RELU": relu}
+    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "RELU": relu} | TRY | ({"launch_pdl": True} if TRY["PDL"] else {})
     return _launches(
         p,
         sizes,
-        Launch(code.forward_rows, (p.programs,), _tile(p, sizes) | {"WHOLE": True}),
+        Launch(code.forward_rows, (p.programs,), _tile(p, sizes) | {"WHOLE": True, "PDL": TRY["PDL"]}),
         None,
         Launch(code.evaluate_apply, (p.programs,), by_tiles),
     )

@@ -47,10 +47,10 @@ def lanes(block, C, K: tl.constexpr, KP: tl.constexpr, BC: tl.constexpr, WHOLE: 
 
 @triton.jit
 def shared_out(
-    blocks, splits, N, C, K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr
+    program, blocks, splits, N, C,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Return the split, lanes and rows of this program; channels, positions and samples are distributed."""
-    program = tl.program_id(0)
+    """Return the split, lanes and rows of a program; channels, positions and samples are distributed."""
     c, group, exists = lanes(program % blocks, C, K, KP, BC, WHOLE)
     n = program // (blocks * splits) * BN + tl.arange(0, BN)
     return (program // blocks) % splits, c, group, exists, n, (n < N)[:, None] & exists[None, :]
@@ -142,8 +142,8 @@ def merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP: tl.constexpr
     split = tl.arange(0, SP)
     there = (split < splits)[:, None, None] & rows[None, :, :]
     where = (split[:, None, None] * N + n.to(tl.int64)[None, :, None]) * C + c[None, None, :]
-    mean = tl.load(part_ptr + where, mask=there, other=0.0)
-    square = tl.load(part_ptr + splits * N * C + where, mask=there, other=0.0)
+    mean = tl.load(part_ptr + where, mask=there, other=0.0, cache_modifier=".cg")
+    square = tl.load(part_ptr + splits * N * C + where, mask=there, other=0.0, cache_modifier=".cg")
     count = tl.minimum(L - split * span, span) * 1.0
     whole = tl.sum(tl.where(there, mean * count[:, None, None], 0.0), 0) / L
     off = tl.where(there, mean - whole[None, :, :], 0.0)
@@ -199,9 +199,9 @@ def with_activation(x, scale, offset, residual_ptr, where, mask, RELU: tl.conste
 
 
 @triton.jit
-def masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU: tl.constexpr):
+def masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU: tl.constexpr, EVICT: tl.constexpr):
     """Return the gradient before the ReLU; the sign is that of the saved output, or is recomputed."""
-    dy = tl.load(dy_ptr + where, mask=mask, other=0).to(tl.float32)
+    dy = tl.load(dy_ptr + where, mask=mask, other=0, eviction_policy=EVICT).to(tl.float32)
     if RELU:
         if y_ptr is not None:
             y = tl.load(y_ptr + where, mask=mask, other=0).to(tl.float32)
