@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import Context, copy_context
 from copy import copy
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from contnorm.kernels.triton.availability import INSTALLED, INTERPRETED
 
-__all__ = ["Launch", "can_compile_ahead", "compiling_ahead", "launch", "on_device_of"]
+__all__ = ["Launch", "can_compile_ahead", "compiling_ahead", "has_clusters", "in_clusters", "launch", "on_device_of"]
 
 # No cache for the interpreter, which compiles nothing, nor for AMD GPUs, where Triton's key has more than ours.
 CACHES_KERNELS = not INTERPRETED and torch.version.hip is None
@@ -43,10 +44,20 @@ def on_device_of(x: Tensor) -> Any:
     return torch.cuda.device(x.device)
 
 
+@lru_cache(maxsize=64)
+def _has_clusters(device: int) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def has_clusters(x: Tensor) -> bool:
+    """Whether the tensor's device can run several programs as a cluster, with a common barrier."""
+    return CACHES_KERNELS and x.is_cuda and _has_clusters(x.get_device())
+
+
 class Launch:
     """A kernel with its grid and constants. Calling it with the other arguments launches the kernel.
 
-    Inside `compiling_ahead`, a call only compiles the kernel.
+    With ``cluster`` above one, so many consecutive programs run at the same time and can wait for each other. Inside `compiling_ahead`, a call only compiles the kernel.
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any], cluster: int = 1) -> None:
@@ -65,7 +76,8 @@ class Launch:
             key = _key(args)
             known = self._compiled.get(key)
             if known is None and self.cluster > 1:
-                self._cache(key, len(args), _in_clusters(self.kernel.warmup(*args, grid=self.grid, **self.constants), self.cluster))
+                compiled = self.kernel.warmup(*args, grid=self.grid, **self.constants)
+                self._cache(key, len(args), in_clusters(compiled, self.cluster))
                 run, constants = self._compiled[key]
                 run(*args, *constants)
             elif known is None or self.kernel.pre_run_hooks:
@@ -87,12 +99,18 @@ class Launch:
         self._compiled[key] = compiled[grid], constants
 
 
-def _in_clusters(compiled: Any, cluster: int) -> Any:
-    compiled = compiled.result() if hasattr(compiled, "result") else compiled
+def in_clusters(compiled: Any, size: int) -> Any:
+    """Return a copy of a compiled kernel that is launched in clusters of several programs.
+
+    Triton has clusters only as one program in several thread blocks. Its launcher takes their number from the kernel's
+    metadata, and the code of a kernel that was compiled for one thread block does not depend on it.
+    """
+    compiled = compiled.result() if hasattr(compiled, "result") else compiled  # a future, if compiled ahead
     compiled._init_handles()
     own = copy(compiled)
-    warps, _, shared, *dims = compiled.packed_metadata
-    own.packed_metadata = (warps, cluster, shared, *((cluster, 1, 1) if dims else ()))
+    make_backend = import_module("triton.compiler.compiler").make_backend
+    own.metadata = compiled.metadata._replace(num_ctas=size)
+    own.packed_metadata = make_backend(own.metadata.target).pack_metadata(own.metadata)
     return own
 
 

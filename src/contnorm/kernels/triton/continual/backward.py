@@ -29,7 +29,7 @@ __all__ = ["backward_apply", "backward_one", "backward_rows", "backward_tables"]
 
 @triton.jit
 def _both(
-    x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU: tl.constexpr, EVICT: tl.constexpr = ""
+    x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU: tl.constexpr, EVICT: tl.constexpr
 ):  # fmt: skip
     """Load a tile of x minus its pivot, and of dy masked by the ReLU."""
     x = tl.load(x_ptr + where, mask=mask, other=0, eviction_policy=EVICT).to(tl.float32) - pivot[:, :, None]
@@ -47,7 +47,7 @@ def _row_sums(
     for chunk in range(start, stop, BL):
         at, mask = positions(chunk, stop, rows, BL)
         where = place(n, c, at, C, L, LAST)
-        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
+        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU, "")
         sum_dy += tl.where(mask, dy, 0.0)
         sum_dyx += tl.where(mask, dy * x, 0.0)
     return tl.sum(sum_dy, 2), tl.sum(sum_dyx, 2)
@@ -148,7 +148,7 @@ def backward_one(
     if SINGLE:
         at, mask = positions(0, L, rows, BL)
         where = place(n, c, at, C, L, LAST)
-        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
+        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU, "")
         sum_dy = tl.sum(dy, 2)
         sum_dyx = tl.sum(tl.where(mask, dy * x, 0.0), 2)
     else:

@@ -7,7 +7,8 @@ gradients of weight and bias) are merged from one partial result per program. In
 part of the positions of some samples, and the moments of rows are merged.
 
 Without clusters (other GPUs, Triton's interpreter), the same code runs in two launches: ``PHASE`` 1 up to the barrier
-and 2 from there; 0 is both.
+and 2 from there; 0 is both. With ``CHUNKS``, the values of a program stay in registers, in so many chunks. Small chunks
+of many samples are better than one large chunk: if a warp has all lanes of a row, its sum needs no barrier.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from contnorm.kernels.triton.continual.backward import (
 from contnorm.kernels.triton.continual.backward import _store_channels as _store_gradients
 from contnorm.kernels.triton.continual.backward import _write as _write_gradient
 from contnorm.kernels.triton.continual.forward import (
-    _gain_and_bias,
-    _shifted,
-    _store_channels,
     _store_groups,
     _store_rows,
     _write,
+    gain_of,
+    load_affine,
+    load_running,
     row_moments,
+    store_channels,
 )
 from contnorm.kernels.triton.continual.tiles import (
     channel_tables,
@@ -53,12 +55,19 @@ __all__ = ["backward_cluster", "evaluate_cluster", "forward_cluster"]
 
 
 @triton.jit
-def _wait_for_cluster():
-    """Wait for all programs of the cluster, and make their writes to memory visible to each other."""
+def _arrive():
+    """Tell the other programs of the cluster that the partial results of this one are in memory."""
     tl.inline_asm_elementwise(
-        "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mov.u32 $0, 0;", "=r", [],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+        "barrier.cluster.arrive.aligned; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _wait():
+    """Wait for all programs of the cluster."""
+    tl.inline_asm_elementwise(
+        "barrier.cluster.wait.aligned; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -79,32 +88,45 @@ def _load_partials(part_ptr, members, c, exists, C, MP: tl.constexpr):
 
 @triton.jit
 def _load_chunks(
-    x_ptr, pivot, n, c, rows, start, stop, C, L, LAST: tl.constexpr, BL: tl.constexpr, CHUNKS: tl.constexpr
+    x_ptr, n, c, rows, start, stop, C, L, LAST: tl.constexpr, BL: tl.constexpr, CHUNKS: tl.constexpr
 ):  # fmt: skip
-    """Load all values of a program, minus their pivots, as a tuple of chunks."""
+    """Load all values of a program as a tuple of chunks, in the dtype of the input, which takes fewer registers."""
     xs = ()
     for i in tl.static_range(CHUNKS):
         at, mask = positions(start + i * BL, stop, rows, BL)
-        xs = xs + (_shifted(x_ptr, pivot, place(n, c, at, C, L, LAST), mask),)
+        xs = xs + (tl.load(x_ptr + place(n, c, at, C, L, LAST), mask=mask, other=0),)
     return xs
 
 
 @triton.jit
 def _chunks_moments(
-    xs, rows, start, stop, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, CHUNKS: tl.constexpr
+    xs, pivot, rows, start, stop, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, CHUNKS: tl.constexpr
 ):  # fmt: skip
     """Return mean and sum of squared deviations of each row, in two passes to avoid cancellation."""
     total = tl.zeros((BN, BC, BL), tl.float32)
     for i in tl.static_range(CHUNKS):
         _, mask = positions(start + i * BL, stop, rows, BL)
-        total += tl.where(mask, xs[i], 0.0)
+        total += tl.where(mask, xs[i].to(tl.float32) - pivot[:, :, None], 0.0)
     mean = tl.sum(total, 2) / (stop - start)
     square = tl.zeros((BN, BC, BL), tl.float32)
     for i in tl.static_range(CHUNKS):
         _, mask = positions(start + i * BL, stop, rows, BL)
-        off = tl.where(mask, xs[i] - mean[:, :, None], 0.0)
+        off = tl.where(mask, (xs[i].to(tl.float32) - pivot[:, :, None]) - mean[:, :, None], 0.0)
         square += off * off
     return mean, tl.sum(square, 2)
+
+
+@triton.jit
+def _write_chunks(
+    xs, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    for i in tl.static_range(CHUNKS):
+        at, mask = positions(start + i * BL, stop, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        x = xs[i].to(tl.float32) - pivot[:, :, None]
+        y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
+        tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -114,7 +136,7 @@ def forward_cluster(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, MP: tl.constexpr,
     LAST: tl.constexpr, CHUNKS: tl.constexpr, RELU: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
-    """Process a block of groups over some samples; if ``CHUNKS`` is not 0, they stay in registers in so many chunks."""
+    """Process a block of groups over some samples."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     block = tl.program_id(0) // members
     member = tl.program_id(0) % members
@@ -122,12 +144,17 @@ def forward_cluster(
     n = member * BN + tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
     pivot = slab_pivot(x_ptr, n, block, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
-    xs = _load_chunks(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
+    xs = _load_chunks(x_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
+    if PHASE != 1:
+        weight, bias = load_affine(weight_ptr, bias_ptr, c, exists)
+        old_mean, old_var, batches, share = load_running(
+            run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
+        )
     if PHASE == 2:
         group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     else:
         if CHUNKS:
-            row_mean, row_square = _chunks_moments(xs, rows, 0, L, BN, BC, BL, CHUNKS)
+            row_mean, row_square = _chunks_moments(xs, pivot, rows, 0, L, BN, BC, BL, CHUNKS)
         else:
             row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
         group_mean, group_rstd, row_mean, within = tables_from_moments(
@@ -137,10 +164,13 @@ def forward_cluster(
         own_mean = tl.sum(row_mean, 0) / tl.minimum(N - member * BN, BN)
         off = tl.where(rows, row_mean - own_mean[None, :], 0.0)
         _store_partial(part_ptr, member, members, c, exists, C, own_mean, tl.sum(within + off * off, 0))
+        if PHASE == 0:
+            _arrive()
+        # Here and not earlier: the barrier waits for all stores before it.
         _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
         _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
     if PHASE == 0:
-        _wait_for_cluster()
+        _wait()
     if PHASE != 1:
         there, means, squares = _load_partials(part_ptr, members, c, exists, C, MP)
         count = tl.minimum(N - tl.arange(0, MP) * BN, BN) * 1.0
@@ -148,21 +178,18 @@ def forward_cluster(
         away = tl.where(there, means - mean[None, :], 0.0)
         # Correctly rounded division: the compiler cannot fuse it with the following sum, which could change ReLU signs.
         var = tl.div_rn(tl.sum(squares + away * away * count[:, None], 0), N * 1.0)
-        if member == 0:
-            _store_channels(
-                mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
-                c, exists, block == 0, mean, var,
-            )  # fmt: skip
-        gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
-        scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+        scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain_of(weight_ptr, weight, var, eps), bias)
         if CHUNKS:
-            for i in tl.static_range(CHUNKS):
-                at, mask = positions(0 + i * BL, L, rows, BL)
-                where = place(n, c, at, C, L, LAST)
-                y = with_activation(xs[i], scale, offset, residual_ptr, where, mask, RELU)
-                tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+            _write_chunks(
+                xs, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, CHUNKS
+            )
         else:
             _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, True, "")
+        if member == 0:
+            store_channels(
+                mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, batches, share, factor,
+                c, exists, block == 0, mean, var,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -180,17 +207,24 @@ def backward_cluster(
     n = member * BN + tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
     pivot = slab_pivot(x_ptr, n, block, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
+    xs = _load_chunks(x_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
+    dys = _load_chunks(dy_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
     group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
-    xs = ()
-    dys = ()
-    for i in tl.static_range(CHUNKS):
-        at, mask = positions(i * BL, L, rows, BL)
-        where = place(n, c, at, C, L, LAST)
-        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
-        xs = xs + (x,)
-        dys = dys + (dy,)
+    if RELU:
+        masked = ()
+        for i in tl.static_range(CHUNKS):
+            at, mask = positions(i * BL, L, rows, BL)
+            where = place(n, c, at, C, L, LAST)
+            if y_ptr is not None:
+                y = tl.load(y_ptr + where, mask=mask, other=0).to(tl.float32)
+            else:
+                y = with_activation(
+                    xs[i].to(tl.float32) - pivot[:, :, None], scale, offset, None, where, mask, False
+                )
+            masked = masked + (tl.where(y <= 0, 0.0, dys[i].to(tl.float32)).to(dys[i].dtype),)
+        dys = masked
     if PHASE == 2:
         sum_dy, against = _load_rows(slab_ptr, n, c, rows, N, C)
     else:
@@ -199,8 +233,9 @@ def backward_cluster(
             lane_dyx = tl.zeros((BN, BC, BL), tl.float32)
             for i in tl.static_range(CHUNKS):
                 _, mask = positions(i * BL, L, rows, BL)
-                lane_dy += dys[i]
-                lane_dyx += tl.where(mask, dys[i] * xs[i], 0.0)
+                dy = dys[i].to(tl.float32)
+                lane_dy += tl.where(mask, dy, 0.0)
+                lane_dyx += tl.where(mask, dy * (xs[i].to(tl.float32) - pivot[:, :, None]), 0.0)
             sum_dy = tl.sum(lane_dy, 2)
             sum_dyx = tl.sum(lane_dyx, 2)
         else:
@@ -214,14 +249,14 @@ def backward_cluster(
             tl.store(slab_ptr + at_rows, sum_dy, mask=rows)
             tl.store(slab_ptr + N * C + at_rows, against, mask=rows)
     if PHASE == 0:
-        _wait_for_cluster()
+        _arrive()
     if PHASE != 1:
+        row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
+        if PHASE == 0:
+            _wait()
         _, of_bias, of_weight = _load_partials(part_ptr, members, c, exists, C, MP)
         d_bias = tl.sum(of_bias, 0)
         d_weight = rstd * (tl.sum(of_weight, 0) - mean * d_bias)
-        if member == 0:
-            _store_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
-        row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
         s1, s2 = _slab_sums(
             sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
         )
@@ -229,12 +264,15 @@ def backward_cluster(
         if CHUNKS:
             for i in tl.static_range(CHUNKS):
                 at, mask = positions(i * BL, L, rows, BL)
-                _gradient(dx_ptr, dr_ptr, xs[i], dys[i], p, q, r, place(n, c, at, C, L, LAST), mask)
+                x = xs[i].to(tl.float32) - pivot[:, :, None]
+                _gradient(dx_ptr, dr_ptr, x, dys[i].to(tl.float32), p, q, r, place(n, c, at, C, L, LAST), mask)
         else:
             _write_gradient(
                 x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, 0, L, C, L,
                 LAST, BL, RELU, True, "",
             )  # fmt: skip
+        if member == 0:
+            _store_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
 
 
 @triton.jit
@@ -243,7 +281,7 @@ def evaluate_cluster(
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, MP: tl.constexpr,
     LAST: tl.constexpr, CHUNKS: tl.constexpr, RELU: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
-    """Evaluate some samples in a part of the positions, ``span`` of them; with ``CHUNKS``, they stay in registers."""
+    """Evaluate some samples in a part of the positions, ``span`` of them."""
     member = tl.program_id(0) % members
     block = tl.program_id(0) // members % blocks
     c, group, exists = lanes(block, C, K, KP, BC, True)
@@ -251,27 +289,33 @@ def evaluate_cluster(
     rows = (n < N)[:, None] & exists[None, :]
     start, stop = split_range(member, L, span)
     pivot = slab_pivot(x_ptr, n, block, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
+    xs = _load_chunks(x_ptr, n, c, rows, start, stop, C, L, LAST, BL, CHUNKS)
     mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
-    xs = _load_chunks(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BL, CHUNKS)
     if PHASE != 2:
         if CHUNKS:
-            row_mean, row_square = _chunks_moments(xs, rows, start, stop, BN, BC, BL, CHUNKS)
+            row_mean, row_square = _chunks_moments(xs, pivot, rows, start, stop, BN, BC, BL, CHUNKS)
         else:
             row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
-        at_rows = (member * N + n.to(tl.int64)[:, None]) * C + c[None, :]
-        tl.store(part_ptr + at_rows, row_mean, mask=rows)
-        tl.store(part_ptr + members * N * C + at_rows, row_square, mask=rows)
-    if PHASE == 0:
-        _wait_for_cluster()
+        if MP > 1:
+            at_rows = (member * N + n.to(tl.int64)[:, None]) * C + c[None, :]
+            tl.store(part_ptr + at_rows, row_mean, mask=rows)
+            tl.store(part_ptr + members * N * C + at_rows, row_square, mask=rows)
+    if PHASE == 0 and MP > 1:
+        _arrive()
+        _wait()
     if PHASE != 1:
-        row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, members, MP)
+        if MP > 1:
+            row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, members, MP)
+        else:
+            row_var = row_square / L
         group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
         scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
         if CHUNKS:
-            for i in tl.static_range(CHUNKS):
-                at, mask = positions(start + i * BL, stop, rows, BL)
-                where = place(n, c, at, C, L, LAST)
-                y = with_activation(xs[i], scale, offset, residual_ptr, where, mask, RELU)
-                tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+            _write_chunks(
+                xs, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU, CHUNKS
+            )
         else:
-            _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU, True, "")
+            _write(
+                x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU,
+                True, "",
+            )  # fmt: skip

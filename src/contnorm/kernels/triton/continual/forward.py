@@ -98,40 +98,66 @@ def _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K:
 
 
 @triton.jit
-def _moved(running_ptr, new, weight, at, exists):
-    old = tl.load(running_ptr + at, mask=exists, other=0.0).to(tl.float32)
+def _moved(old, new, weight):
     # As torch.lerp: interpolates from the nearer end, so that a weight of 1 gives exactly the new value.
-    moved = tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
-    tl.store(running_ptr + at, moved.to(running_ptr.dtype.element_ty), mask=exists)
+    return tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
 
 
 @triton.jit
-def _store_channels(
-    mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, weight_ptr, weight, factor, c, exists, first, mean, var
+def load_running(run_mean_ptr, run_var_ptr, counter_ptr, weight_ptr, weight, c, exists):
+    """Load the running moments, the batch counter and the weight of the batch, early: `store_channels` needs them."""
+    old_mean = tl.zeros_like(c).to(tl.float32)
+    old_var = old_mean
+    count = 0
+    if run_mean_ptr is not None:
+        old_mean = tl.load(run_mean_ptr + c, mask=exists, other=0.0).to(tl.float32)
+        old_var = tl.load(run_var_ptr + c, mask=exists, other=0.0).to(tl.float32)
+        if weight_ptr is not None:
+            weight = tl.load(weight_ptr).to(tl.float32)
+    if counter_ptr is not None:
+        count = tl.load(counter_ptr)
+    return old_mean, old_var, count, weight
+
+
+@triton.jit
+def store_channels(
+    mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, count, weight, factor,
+    c, exists, first, mean, var,
 ):  # fmt: skip
     """Store the moments of the batch, and update the running moments if they are given."""
     tl.store(mean_ptr + c, mean, mask=exists)
     tl.store(var_ptr + c, var, mask=exists)
     if run_mean_ptr is not None:
-        if weight_ptr is not None:
-            weight = tl.load(weight_ptr).to(tl.float32)
-        _moved(run_mean_ptr, mean, weight, c, exists)
-        _moved(run_var_ptr, var * factor, weight, c, exists)
+        tl.store(run_mean_ptr + c, _moved(old_mean, mean, weight).to(run_mean_ptr.dtype.element_ty), mask=exists)
+        tl.store(run_var_ptr + c, _moved(old_var, var * factor, weight).to(run_var_ptr.dtype.element_ty), mask=exists)
     if counter_ptr is not None:
-        if first:
-            tl.store(counter_ptr, tl.load(counter_ptr) + 1)
+        tl.store(counter_ptr, count + 1, mask=first)
 
 
 @triton.jit
 def _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps):
     """The same computation as in `channel_tables`, for a variance in registers."""
-    gain = tl.rsqrt(var + eps)
-    bias = tl.zeros_like(var)
+    weight, bias = load_affine(weight_ptr, bias_ptr, c, exists)
+    return gain_of(weight_ptr, weight, var, eps), bias
+
+
+@triton.jit
+def load_affine(weight_ptr, bias_ptr, c, exists):
+    weight = tl.zeros_like(c).to(tl.float32)
+    bias = weight
     if weight_ptr is not None:
-        gain = gain * tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float32)
+        weight = tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + c, mask=exists, other=0.0).to(tl.float32)
-    return gain, bias
+    return weight, bias
+
+
+@triton.jit
+def gain_of(weight_ptr, weight, var, eps):
+    gain = tl.rsqrt(var + eps)
+    if weight_ptr is not None:
+        gain = gain * weight
+    return gain
 
 
 @triton.jit
@@ -164,6 +190,9 @@ def forward_one(
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     n = tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
+    old_mean, old_var, count, weight = load_running(
+        run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
+    )
     pivot = slab_pivot(x_ptr, n, tl.program_id(0), group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     if SINGLE:
         at, mask = positions(0, L, rows, BL)
@@ -177,8 +206,8 @@ def forward_one(
     _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
     _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
     first = tl.program_id(0) == 0
-    _store_channels(
-        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+    store_channels(
+        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, count, weight, factor,
         c, exists, first, mean, var,
     )  # fmt: skip
     gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
@@ -221,6 +250,9 @@ def forward_tables(
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     mean = tl.zeros((BC,), tl.float32)
     square = tl.zeros((BC,), tl.float32)
+    old_mean, old_var, batches, weight = load_running(
+        run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
+    )
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -239,8 +271,8 @@ def forward_tables(
         mean += off * share
         square += block_var * count + off * off * (before * share)
     first = tl.program_id(0) == 0
-    _store_channels(
-        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+    store_channels(
+        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, batches, weight, factor,
         c, exists, first, mean, square / N,
     )  # fmt: skip
 
@@ -288,8 +320,11 @@ def forward_apply(
             _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
             _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
         if program < blocks:
-            _store_channels(
-                mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+            old_mean, old_var, count, weight = load_running(
+                run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
+            )
+            store_channels(
+                mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, count, weight, factor,
                 c, exists, program == 0, mean, var,
             )  # fmt: skip
         gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
@@ -362,7 +397,8 @@ def update_moments(
     """Update both running moments; ``factor`` makes the batch variance unbiased."""
     at = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = at < C
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr).to(tl.float32)
-    _moved(running_mean_ptr, tl.load(mean_ptr + at, mask=exists, other=0.0), weight, at, exists)
-    _moved(running_var_ptr, tl.load(var_ptr + at, mask=exists, other=0.0) * factor, weight, at, exists)
+    old_mean, old_var, _, weight = load_running(running_mean_ptr, running_var_ptr, None, weight_ptr, weight, at, exists)
+    mean = _moved(old_mean, tl.load(mean_ptr + at, mask=exists, other=0.0), weight)
+    var = _moved(old_var, tl.load(var_ptr + at, mask=exists, other=0.0) * factor, weight)
+    tl.store(running_mean_ptr + at, mean.to(running_mean_ptr.dtype.element_ty), mask=exists)
+    tl.store(running_var_ptr + at, var.to(running_var_ptr.dtype.element_ty), mask=exists)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 __all__ = ["LIMITS", "LaunchLimits", "LaunchPlan", "Sizes", "fits", "plan_evaluation", "plan_training"]
 
-LaunchCount = Literal["one", "two", "three"]
+LaunchCount = Literal["one", "cluster", "two", "three"]
 MOST = 2**30  # tables and samples are addressed in 32 bits
 SECTOR = 32  # bytes: the smallest memory transaction
 
@@ -70,6 +70,8 @@ class LaunchPlan(NamedTuple):
     programs: int
     warps: int
     table_warps: int
+    members: int = 1  # programs that share a block of channels in a cluster
+    chunks: int = 0  # chunks that a program of a cluster holds in registers; 0: it reads them twice
 
 
 def fits(samples: int, channels: int, length: int, groups: int) -> bool:
