@@ -75,12 +75,11 @@ class Launch:
         else:
             key = _key(args)
             known = self._compiled.get(key)
-            if known is None and self.cluster > 1:
+            if self.cluster > 1 and known is None:  # compiles without a launch, which would be one without clusters
                 compiled = self.kernel.warmup(*args, grid=self.grid, **self.constants)
                 self._cache(key, len(args), in_clusters(compiled, self.cluster))
-                run, constants = self._compiled[key]
-                run(*args, *constants)
-            elif known is None or self.kernel.pre_run_hooks:
+                known = self._compiled[key]
+            if known is None or (self.kernel.pre_run_hooks and self.cluster == 1):
                 self._cache(key, len(args), self.kernel[self.grid](*args, **self.constants))
             else:
                 run, constants = known

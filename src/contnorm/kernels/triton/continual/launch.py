@@ -148,8 +148,9 @@ def _clusters(p: LaunchPlan, sizes: Sizes, name: str, relu: bool, clusters: bool
     """Return one launch in clusters or, where the device has none, one up to the barrier and one from there."""
     kernel = getattr(import_module("contnorm.kernels.triton.continual.cluster"), name)
     constants = _tile(p, sizes) | {"MP": plan.power(p.members), "CHUNKS": p.chunks, "RELU": relu}
-    if clusters:
-        first, last = None, Launch(kernel, (p.programs,), constants | {"PHASE": 0}, cluster=p.members)
+    first = None
+    if clusters or p.members == 1:
+        last = Launch(kernel, (p.programs,), constants | {"PHASE": 0}, cluster=p.members)
     else:
         first, last = (Launch(kernel, (p.programs,), constants | {"PHASE": phase}) for phase in (1, 2))
     return Launches(first, None, last, sizes[:3], parts, (p.blocks, p.splits, p.span), p.members)
