@@ -328,7 +328,9 @@ def test_evaluation_of_parts_of_the_positions_is_exact(name: str, device: torch.
     plan.LIMITS = limits
     tensors = narrowed(inputs((n, c, groups, (length,)), device), dtype)
     moments = tensors["weight"].float(), tensors["bias"].float().square() + 0.1
-    y = fused.evaluate(last(tensors["x"]), *moments, tensors["weight"], None, EPS, groups, last(tensors["residual"]), True)
+    y = fused.evaluate(
+        last(tensors["x"]), *moments, tensors["weight"], None, EPS, groups, last(tensors["residual"]), True
+    )
     wide = narrowed(tensors, torch.float64)
     expected = reference.evaluate(
         wide["x"], *(m.double() for m in moments), wide["weight"], None, EPS, groups

@@ -57,7 +57,8 @@ def has_clusters(x: Tensor) -> bool:
 class Launch:
     """A kernel with its grid and constants. Calling it with the other arguments launches the kernel.
 
-    With ``cluster`` above one, so many consecutive programs run at the same time and can wait for each other. Inside `compiling_ahead`, a call only compiles the kernel.
+    With ``cluster`` above one, so many consecutive programs run at the same time and can wait for each other. Inside
+    `compiling_ahead`, a call only compiles the kernel.
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any], cluster: int = 1) -> None:

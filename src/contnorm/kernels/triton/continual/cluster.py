@@ -4,11 +4,11 @@ These programs form a thread block cluster: the GPU runs them at the same time, 
 of them wait for each other. In training, each program processes the samples of one part of the batch, with all
 positions: the tables of its groups need no other program, and the moments of the batch (in the backward pass, the
 gradients of weight and bias) are merged from one partial result per program. In evaluation, each program processes a
-part of the positions of some samples, and the moments of rows are merged.
+part of the positions of some samples, and the moments of rows are merged; without ``CHUNKS``, it reads them twice.
 
 Without clusters (other GPUs, Triton's interpreter), the same code runs in two launches: ``PHASE`` 1 up to the barrier
-and 2 from there; 0 is both. With ``CHUNKS``, the values of a program stay in registers, in so many chunks. Small chunks
-of many samples are better than one large chunk: if a warp has all lanes of a row, its sum needs no barrier.
+and 2 from there; 0 is both. The values of a program stay in registers, in ``CHUNKS`` chunks. Small chunks of many
+samples are better than one large chunk: if a warp has all lanes of a row, its sum needs no barrier.
 """
 
 from __future__ import annotations
@@ -17,25 +17,22 @@ import triton
 import triton.language as tl
 
 from contnorm.kernels.triton.continual.backward import (
-    _both,
-    _coefficients,
-    _gradient,
-    _load_groups,
-    _load_rows,
-    _row_sums,
-    _slab_sums,
+    coefficients,
+    load_groups,
+    load_rows,
+    slab_sums,
+    store_gradient,
+    store_parameter_gradients,
 )
-from contnorm.kernels.triton.continual.backward import _store_channels as _store_gradients
-from contnorm.kernels.triton.continual.backward import _write as _write_gradient
 from contnorm.kernels.triton.continual.forward import (
-    _store_groups,
-    _store_rows,
-    _write,
     gain_of,
     load_affine,
     load_running,
     row_moments,
     store_channels,
+    store_groups,
+    store_rows,
+    write_output,
 )
 from contnorm.kernels.triton.continual.tiles import (
     channel_tables,
@@ -94,7 +91,7 @@ def _load_chunks(
     xs = ()
     for i in tl.static_range(CHUNKS):
         at, mask = positions(start + i * BL, stop, rows, BL)
-        xs = xs + (tl.load(x_ptr + place(n, c, at, C, L, LAST), mask=mask, other=0),)
+        xs = xs + (tl.load(x_ptr + place(n, c, at, C, L, LAST), mask=mask, other=0),)  # noqa: RUF005
     return xs
 
 
@@ -151,12 +148,9 @@ def forward_cluster(
             run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
         )
     if PHASE == 2:
-        group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+        group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     else:
-        if CHUNKS:
-            row_mean, row_square = _chunks_moments(xs, pivot, rows, 0, L, BN, BC, BL, CHUNKS)
-        else:
-            row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
+        row_mean, row_square = _chunks_moments(xs, pivot, rows, 0, L, BN, BC, BL, CHUNKS)
         group_mean, group_rstd, row_mean, within = tables_from_moments(
             row_mean, row_square / L, rows, eps, K, BN, BC, KP
         )
@@ -167,8 +161,8 @@ def forward_cluster(
         if PHASE == 0:
             _arrive()
         # Here and not earlier: the barrier waits for all stores before it.
-        _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-        _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+        store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+        store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
     if PHASE == 0:
         _wait()
     if PHASE != 1:
@@ -179,17 +173,31 @@ def forward_cluster(
         # Correctly rounded division: the compiler cannot fuse it with the following sum, which could change ReLU signs.
         var = tl.div_rn(tl.sum(squares + away * away * count[:, None], 0), N * 1.0)
         scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain_of(weight_ptr, weight, var, eps), bias)
-        if CHUNKS:
-            _write_chunks(
-                xs, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, CHUNKS
-            )
-        else:
-            _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, True, "")
+        _write_chunks(xs, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, CHUNKS)
         if member == 0:
             store_channels(
                 mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, batches, share, factor,
                 c, exists, block == 0, mean, var,
             )  # fmt: skip
+
+
+@triton.jit
+def _masked(
+    dys, xs, y_ptr, pivot, scale, offset, n, c, rows, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Return the gradients before the ReLU; the sign is that of the saved output, or is recomputed."""
+    masked = ()
+    for i in tl.static_range(CHUNKS):
+        at, mask = positions(i * BL, L, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        if y_ptr is not None:
+            y = tl.load(y_ptr + where, mask=mask, other=0).to(tl.float32)
+        else:
+            x = xs[i].to(tl.float32) - pivot[:, :, None]
+            y = with_activation(x, scale, offset, None, where, mask, False)
+        masked = masked + (tl.where(y <= 0, 0.0, dys[i].to(tl.float32)).to(dys[i].dtype),)  # noqa: RUF005
+    return masked
 
 
 @triton.jit
@@ -209,39 +217,23 @@ def backward_cluster(
     pivot = slab_pivot(x_ptr, n, block, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     xs = _load_chunks(x_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
     dys = _load_chunks(dy_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
-    group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+    group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     if RELU:
-        masked = ()
-        for i in tl.static_range(CHUNKS):
-            at, mask = positions(i * BL, L, rows, BL)
-            where = place(n, c, at, C, L, LAST)
-            if y_ptr is not None:
-                y = tl.load(y_ptr + where, mask=mask, other=0).to(tl.float32)
-            else:
-                y = with_activation(
-                    xs[i].to(tl.float32) - pivot[:, :, None], scale, offset, None, where, mask, False
-                )
-            masked = masked + (tl.where(y <= 0, 0.0, dys[i].to(tl.float32)).to(dys[i].dtype),)
-        dys = masked
+        dys = _masked(dys, xs, y_ptr, pivot, scale, offset, n, c, rows, C, L, LAST, BL, CHUNKS)
     if PHASE == 2:
-        sum_dy, against = _load_rows(slab_ptr, n, c, rows, N, C)
+        sum_dy, against = load_rows(slab_ptr, n, c, rows, N, C)
     else:
-        if CHUNKS:
-            lane_dy = tl.zeros((BN, BC, BL), tl.float32)
-            lane_dyx = tl.zeros((BN, BC, BL), tl.float32)
-            for i in tl.static_range(CHUNKS):
-                _, mask = positions(i * BL, L, rows, BL)
-                dy = dys[i].to(tl.float32)
-                lane_dy += tl.where(mask, dy, 0.0)
-                lane_dyx += tl.where(mask, dy * (xs[i].to(tl.float32) - pivot[:, :, None]), 0.0)
-            sum_dy = tl.sum(lane_dy, 2)
-            sum_dyx = tl.sum(lane_dyx, 2)
-        else:
-            sum_dy, sum_dyx = _row_sums(
-                x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BN, BC, BL, RELU
-            )
+        lane_dy = tl.zeros((BN, BC, BL), tl.float32)
+        lane_dyx = tl.zeros((BN, BC, BL), tl.float32)
+        for i in tl.static_range(CHUNKS):
+            _, mask = positions(i * BL, L, rows, BL)
+            dy = dys[i].to(tl.float32)
+            lane_dy += tl.where(mask, dy, 0.0)
+            lane_dyx += tl.where(mask, dy * (xs[i].to(tl.float32) - pivot[:, :, None]), 0.0)
+        sum_dy = tl.sum(lane_dy, 2)
+        sum_dyx = tl.sum(lane_dyx, 2)
         against = (sum_dyx - group_mean * sum_dy) * group_rstd
         _store_partial(part_ptr, member, members, c, exists, C, tl.sum(sum_dy, 0), tl.sum(against, 0))
         if PHASE == 1:
@@ -251,28 +243,22 @@ def backward_cluster(
     if PHASE == 0:
         _arrive()
     if PHASE != 1:
-        row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
+        row_mean, row_square = load_rows(table_ptr, n, c, rows, N, C)
         if PHASE == 0:
             _wait()
         _, of_bias, of_weight = _load_partials(part_ptr, members, c, exists, C, MP)
         d_bias = tl.sum(of_bias, 0)
         d_weight = rstd * (tl.sum(of_weight, 0) - mean * d_bias)
-        s1, s2 = _slab_sums(
+        s1, s2 = slab_sums(
             sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
         )
-        p, q, r = _coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L)
-        if CHUNKS:
-            for i in tl.static_range(CHUNKS):
-                at, mask = positions(i * BL, L, rows, BL)
-                x = xs[i].to(tl.float32) - pivot[:, :, None]
-                _gradient(dx_ptr, dr_ptr, x, dys[i].to(tl.float32), p, q, r, place(n, c, at, C, L, LAST), mask)
-        else:
-            _write_gradient(
-                x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, 0, L, C, L,
-                LAST, BL, RELU, True, "",
-            )  # fmt: skip
+        p, q, r = coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L)
+        for i in tl.static_range(CHUNKS):
+            at, mask = positions(i * BL, L, rows, BL)
+            x = xs[i].to(tl.float32) - pivot[:, :, None]
+            store_gradient(dx_ptr, dr_ptr, x, dys[i].to(tl.float32), p, q, r, place(n, c, at, C, L, LAST), mask)
         if member == 0:
-            _store_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
+            store_parameter_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
 
 
 @triton.jit
@@ -315,7 +301,6 @@ def evaluate_cluster(
                 xs, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU, CHUNKS
             )
         else:
-            _write(
-                x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU,
-                True, "",
+            write_output(
+                x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU
             )  # fmt: skip

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from contnorm.kernels.triton.continual.tiles import (
     channel_tables,
@@ -37,8 +36,15 @@ __all__ = [
     "forward_one",
     "forward_rows",
     "forward_tables",
+    "gain_of",
+    "load_affine",
+    "load_running",
     "row_moments",
+    "store_channels",
+    "store_groups",
+    "store_rows",
     "update_moments",
+    "write_output",
 ]
 
 
@@ -82,14 +88,14 @@ def _batch_moments(row_mean, within, rows, N):
 
 
 @triton.jit
-def _store_rows(table_ptr, n, c, rows, N, C, row_mean, within):
+def store_rows(table_ptr, n, c, rows, N, C, row_mean, within):
     where = n.to(tl.int64)[:, None] * C + c[None, :]
     tl.store(table_ptr + where, row_mean, mask=rows)
     tl.store(table_ptr + N * C + where, within + row_mean * row_mean, mask=rows)
 
 
 @triton.jit
-def _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K: tl.constexpr):
+def store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K: tl.constexpr):
     """Store the tables of each slab; one lane of each group writes."""
     where = table_ptr + 2 * N * C + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
     first = rows & (c == group * K)[None, :]
@@ -161,20 +167,19 @@ def gain_of(weight_ptr, weight, var, eps):
 
 
 @triton.jit
-def _write(
+def write_output(
     x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
-    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr, REVERSE: tl.constexpr, EVICT: tl.constexpr,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Write the output between two positions, chunk by chunk."""
+    """Write the output between two positions, chunk by chunk.
+
+    The order is the reverse of that of `row_moments`: what was read last is still in the cache.
+    """
     chunks = (stop - start + BL - 1) // BL
     for i in range(chunks):
-        chunk = start + i * BL
-        if REVERSE:
-            chunk = start + (chunks - 1 - i) * BL
-        at, mask = positions(chunk, stop, rows, BL)
+        at, mask = positions(start + (chunks - 1 - i) * BL, stop, rows, BL)
         where = place(n, c, at, C, L, LAST)
-        x = tl.load(x_ptr + where, mask=mask, other=0, eviction_policy=EVICT).to(tl.float32) - pivot[:, :, None]
-        y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
+        y = with_activation(_shifted(x_ptr, pivot, where, mask), scale, offset, residual_ptr, where, mask, RELU)
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -203,8 +208,8 @@ def forward_one(
         row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
     group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
     mean, var = _batch_moments(row_mean, within, rows, N)
-    _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-    _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+    store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+    store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
     first = tl.program_id(0) == 0
     store_channels(
         mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, count, weight, factor,
@@ -216,19 +221,17 @@ def forward_one(
         y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
-        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, False, "")
+        write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
 
 
 @triton.jit
 def forward_rows(
     x_ptr, part_ptr, N, C, L, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
-    LAST: tl.constexpr, WHOLE: tl.constexpr, PDL: tl.constexpr,
+    LAST: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Store mean and sum of squared deviations of each row in one split of its positions: (splits, N, C) each."""
     program = tl.program_id(0)
-    if PDL:
-        gdc_launch_dependents()
     split, c, group, _, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     start, stop = split_range(split, L, span)
@@ -243,7 +246,6 @@ def forward_tables(
     part_ptr, table_ptr,
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute all tables of a block of groups, over blocks of samples; batch moments are merged by Chan's formula."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
@@ -253,16 +255,13 @@ def forward_tables(
     old_mean, old_var, batches, weight = load_running(
         run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
     )
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
     for sample in range(0, N, BN):
         n = sample + tl.arange(0, BN)
         rows = (n < N)[:, None] & exists[None, :]
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
         group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
-        _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-        _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+        store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+        store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
         count = tl.minimum(N - sample, BN) * 1.0
         before = sample * 1.0
         block_mean, block_var = _batch_moments(row_mean, tl.where(rows, within, 0.0), rows, count)
@@ -296,18 +295,13 @@ def forward_apply(
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
-    REVERSE: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write the output of one split of the positions of some samples; with ``TABLES``, first compute the tables.
 
     The tables need the rows of all samples (``NP`` lanes). Only the first program of some rows stores their tables.
     """
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
-    program = tl.program_id(0)
-    if REVERSE:
-        program = tl.num_programs(0) - 1 - program
-    if PDL:
-        gdc_wait()
+    program = tl.num_programs(0) - 1 - tl.program_id(0)  # in reverse: see `write_output`
     split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, TABLES)
     if TABLES:
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
@@ -317,8 +311,8 @@ def forward_apply(
         else:
             mean, var = _all_batch_moments(part_ptr, c, exists, N, C, L, eps, splits, span, K, KP, NP, BC, SP)
         if split == 0:
-            _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-            _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+            store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+            store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
         if program < blocks:
             old_mean, old_var, count, weight = load_running(
                 run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
@@ -336,21 +330,17 @@ def forward_apply(
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
     start, stop = split_range(split, L, span)
-    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU, REVERSE, EVICT)
+    write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
 
 
 @triton.jit
 def evaluate_apply(
     x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
-    LAST: tl.constexpr, RELU: tl.constexpr, REVERSE: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
+    LAST: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """Write the output of one split of the positions of some samples, with given moments, from the row moments."""
-    program = tl.program_id(0)
-    if REVERSE:
-        program = tl.num_programs(0) - 1 - program
-    if PDL:
-        gdc_wait()
+    program = tl.num_programs(0) - 1 - tl.program_id(0)  # in reverse: see `write_output`
     split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, True)
     row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
     group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
@@ -358,7 +348,7 @@ def evaluate_apply(
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     start, stop = split_range(split, L, span)
-    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU, REVERSE, EVICT)
+    write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
 
 
 @triton.jit
@@ -387,7 +377,7 @@ def evaluate(
         y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
-        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, False, "")
+        write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
 
 
 @triton.jit

@@ -35,7 +35,6 @@ __all__ = [
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _MOMENTS_BLOCK = 256
-TRY: dict[str, Any] = {"REVERSE": True, "EVICT": "", "PDL": False}
 
 
 def channels_last(x: Tensor) -> bool:
@@ -113,10 +112,9 @@ def _training(sizes: Sizes, backward: bool, relu: bool, limits: LaunchLimits, cl
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
         return _launches(p, sizes, None, None, Launch(getattr(code, f"{name}_one"), (p.programs,), constants))
     whole = p.launches == "two"
-    pdl = {"PDL": TRY["PDL"]} | ({"launch_pdl": True} if TRY["PDL"] else {})
-    by_rows = _tile(p, sizes) | {"PDL": TRY["PDL"], "WHOLE": whole} | ({"RELU": relu} if backward else {})
-    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu} | TRY | pdl
-    by_tables = Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), _table_tile(p, sizes) | pdl)
+    by_rows = _tile(p, sizes) | {"WHOLE": whole} | ({"RELU": relu} if backward else {})
+    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu}
+    by_tables = Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), _table_tile(p, sizes))
     return _launches(
         p,
         sizes,
@@ -134,11 +132,11 @@ def _evaluation(sizes: Sizes, relu: bool, limits: LaunchLimits, clusters: bool) 
     if p.launches == "one":
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
         return _launches(p, sizes, None, None, Launch(code.evaluate, (p.programs,), constants))
-    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "RELU": relu} | TRY | ({"launch_pdl": True} if TRY["PDL"] else {})
+    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "RELU": relu}
     return _launches(
         p,
         sizes,
-        Launch(code.forward_rows, (p.programs,), _tile(p, sizes) | {"WHOLE": True, "PDL": TRY["PDL"]}),
+        Launch(code.forward_rows, (p.programs,), _tile(p, sizes) | {"WHOLE": True}),
         None,
         Launch(code.evaluate_apply, (p.programs,), by_tiles),
     )
@@ -188,6 +186,13 @@ def _table_programs(p: LaunchPlan, sizes: Sizes) -> tuple[int]:
     return (-(-sizes.groups * p.lanes // p.table_c),)
 
 
+def _together(first: Launch | None, last: Launch, *args: Any) -> None:
+    """Launch the kernel of a cluster plan: once, or up to its barrier and from there."""
+    if first is not None:
+        first(*args)
+    last(*args)
+
+
 class MomentUpdate(NamedTuple):
     """Update of the running moments by the forward kernel, which saves a launch.
 
@@ -230,10 +235,7 @@ def forward(
     args = x, dense(weight), dense(bias), residual, y
     with on_device_of(x):
         if members:
-            args = *args, _scratch(x, parts), table, *running, *shape, eps, members
-            if rows is not None:
-                rows(*args)
-            last(*args)
+            _together(rows, last, *args, _scratch(x, parts), table, *running, *shape, eps, members)
             return y, table
         if rows is None:
             last(*args, table, *running, *shape, eps)
@@ -270,10 +272,7 @@ def backward(
     with on_device_of(x):
         if members:
             between = None if rows is None else _scratch(x, 2 * x.shape[0] * x.shape[1])
-            args = *saved, _scratch(x, parts), between, *written, *shape, eps, members
-            if rows is not None:
-                rows(*args)
-            last(*args)
+            _together(rows, last, *saved, _scratch(x, parts), between, *written, *shape, eps, members)
             return dx, dweight, dbias, dresidual
         if rows is None:
             last(*saved, *written, *shape, eps)
@@ -302,16 +301,11 @@ def evaluate(
     y = torch.empty_like(x)
     if residual is not None:
         residual = like(residual, x)
-    rows, _, last, shape, parts, several, members = _evaluation(
-        sizes_of(x, groups), relu, plan.LIMITS, has_clusters(x)
-    )
+    rows, _, last, shape, parts, several, members = _evaluation(sizes_of(x, groups), relu, plan.LIMITS, has_clusters(x))
     args = x, *map(dense, (mean, var, weight, bias)), residual, y
     with on_device_of(x):
         if members:
-            args = *args, _scratch(x, parts), *shape, eps, several[0], members, several[2]
-            if rows is not None:
-                rows(*args)
-            last(*args)
+            _together(rows, last, *args, _scratch(x, parts), *shape, eps, several[0], members, several[2])
             return y
         if rows is None:
             last(*args, *shape, eps, several[0])

@@ -275,8 +275,8 @@ def _evaluation_tiles(
     span = chunks * block_l
     members = -(-sizes.length // span)
     return LaunchPlan(
-        "cluster", lanes, 1, 1, block_c, block_l, blocks, 1, span, 1, 1, block_c, held, sizes.samples * blocks * members,
-        warps, warps, members, chunks if held else 0,
+        "cluster", lanes, 1, 1, block_c, block_l, blocks, 1, span, 1, 1, block_c, held,
+        sizes.samples * blocks * members, warps, warps, members, chunks if held else 0,
     )  # fmt: skip
 
 

@@ -201,9 +201,9 @@ def with_activation(x, scale, offset, residual_ptr, where, mask, RELU: tl.conste
 
 
 @triton.jit
-def masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU: tl.constexpr, EVICT: tl.constexpr):
+def masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU: tl.constexpr):
     """Return the gradient before the ReLU; the sign is that of the saved output, or is recomputed."""
-    dy = tl.load(dy_ptr + where, mask=mask, other=0, eviction_policy=EVICT).to(tl.float32)
+    dy = tl.load(dy_ptr + where, mask=mask, other=0).to(tl.float32)
     if RELU:
         if y_ptr is not None:
             y = tl.load(y_ptr + where, mask=mask, other=0).to(tl.float32)
