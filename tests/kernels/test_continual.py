@@ -61,6 +61,7 @@ AS_IN_NETWORKS = [
 # Limits that select each plan for a tiny input; few programs, since the interpreter runs them in sequence.
 LIMITS_BY_PLAN = {
     "one, read once": LaunchLimits(),
+    "cluster": LaunchLimits(part=2, cluster=10**9, cluster_least=1, eval_least=1, eval_program=64),
     "one, in chunks": LaunchLimits(single=1, one=10**9, one_rows=10**6, tile=256),
     "two, all samples": LaunchLimits(single=1, one=1, rows=10**6, share=10**6, tile=256, programs=1),
     "two, shared out": LaunchLimits(single=1, one=1, rows=10**6, share=32, tile=32, programs=24),
@@ -305,6 +306,70 @@ def test_results_are_deterministic(plan_name: str, device: torch.device) -> None
     first, second = (results(ours, 2, tensors, relu=True) for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------
+
+# Sizes of evaluation in channels_last layout, with limits that give one program and several; in registers or not.
+IN_PARTS = {
+    "one program": (LaunchLimits(eval_least=1, programs=1), torch.float32, 1, True),
+    "one program, read twice": (LaunchLimits(eval_least=1, eval_program=2048, programs=1), torch.bfloat16, 1, False),
+    "small programs": (LaunchLimits(eval_least=1, eval_program=512), torch.float32, 7, True),
+    "large programs": (LaunchLimits(eval_least=1, eval_program=128, eval_near=1), torch.float32, 2, True),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_evaluation_of_parts_of_the_positions_is_exact(name: str, device: torch.device) -> None:
+    limits, dtype, members, held = IN_PARTS[name]
+    n, c, groups, length = 2, 32, 8, 211
+    p = plan.plan_evaluation(Sizes(n, c, length, groups, True, dtype.itemsize), limits)
+    assert (p.launches, p.members, p.chunks > 0) == ("cluster", members, held)
+    plan.LIMITS = limits
+    tensors = narrowed(inputs((n, c, groups, (length,)), device), dtype)
+    moments = tensors["weight"].float(), tensors["bias"].float().square() + 0.1
+    y = fused.evaluate(
+        last(tensors["x"]), *moments, tensors["weight"], None, EPS, groups, last(tensors["residual"]), True
+    )
+    wide = narrowed(tensors, torch.float64)
+    expected = reference.evaluate(
+        wide["x"], *(m.double() for m in moments), wide["weight"], None, EPS, groups
+    ) + wide["residual"]  # fmt: skip
+    agree({"y": y}, {"y": expected.relu()}, FLOAT32 if dtype == torch.float32 else torch.finfo(dtype).eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels_last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(20, 256, 32, (8, 8)), (128, 512, 32, (4, 4)), (20, 64, 32, (42, 42))], ids=str)
+def test_cluster_equals_two_launches(
+    shape: Shape, dtype: torch.dtype, channels_last: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch with a barrier gives the bits of two launches, also on several streams at the same time."""
+    if device.type == "cpu":
+        pytest.skip("the interpreter has no clusters")
+    tensors = narrowed(inputs(shape, device), dtype)
+    if channels_last:
+        tensors = {name: last(t) if t.dim() > 2 else t for name, t in tensors.items()}
+
+    def both() -> list[Tensor]:
+        moments = tensors["weight"].float(), tensors["bias"].float().square()
+        seen = fused.evaluate(tensors["x"], *moments, None, None, EPS, shape[2])
+        return [*results(ours, shape[2], tensors, relu=True).values(), seen]
+
+    streams = [torch.cuda.Stream() for _ in range(4)]  # type: ignore[no-untyped-call]
+    outcomes = [both()]
+    for _ in range(3):
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                outcomes.append(both())
+    torch.cuda.synchronize()
+    monkeypatch.setattr(launch, "has_clusters", lambda x: False)
+    expected = both()
+    for outcome in outcomes:
+        for value, other in zip(outcome, expected, strict=True):
+            assert torch.equal(value, other)
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------
@@ -662,7 +727,8 @@ def test_number_of_launches_by_size() -> None:
     def plan_name(*sizes: Any, backward: bool = False) -> str:
         return plan.plan_training(Sizes(*sizes), backward, LaunchLimits()).launches
 
-    assert plan_name(20, 512, 16, 32, False, 4) == "one"
+    assert plan_name(20, 512, 16, 32, False, 4) == plan_name(128, 256, 64, 32, True, 2, backward=True) == "cluster"
+    assert plan_name(4, 512, 16, 32, False, 4) == "one"  # too few samples for several programs
     assert plan_name(20, 64, 1024, 32, True, 4) == "two"
     assert (
         plan_name(20, 512, 4, 32, True, 4) == plan_name(20, 512, 4, 32, True, 2) == "one"
@@ -674,9 +740,10 @@ def test_number_of_launches_by_size() -> None:
     sizes = Sizes(5, 9, 21, 3, False, 4)
     for name, limits in LIMITS_BY_PLAN.items():
         p = plan.plan_training(sizes, True, limits)
-        assert p.launches == name.split(",")[0] and p.single == ("once" in name)
+        assert p.launches == name.split(",")[0] and p.single == ("once" in name or name == "cluster")
         assert (p.splits > 1) == (name in ("two, shared out", "three"))
-        assert (p.block_n >= p.all_n) == (name != "two, shared out" and name != "three")
+        assert (p.block_n >= p.all_n) == (name not in ("two, shared out", "three", "cluster"))
+        assert (p.members > 1) == (name == "cluster")
 
 
 def test_input_of_rank_5(device: torch.device) -> None:

@@ -105,6 +105,44 @@ def test_compiled_kernel_is_cached(current: list[int]) -> None:
     assert rest == [None, 0.25, 20, 16, True]  # constants in the kernel's order, without Triton's options
 
 
+class Metadata(NamedTuple):
+    target: Any
+    num_warps: int = 4
+    num_ctas: int = 1
+    shared: int = 512
+
+
+class ForClusters(Code):
+    """Fake compiled kernel with the metadata that Triton's launcher reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metadata = Metadata(import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32))
+        self.ready = False
+
+    def _init_handles(self) -> None:
+        self.ready = True
+
+
+def test_kernel_in_clusters_is_never_launched_without(current: list[int]) -> None:
+    """The first launch compiles and then launches the copy; the grid that Triton gets is in clusters."""
+    kernel, code = Compiling(), ForClusters()
+    kernel.warmup = lambda *args, grid, **constants: code  # type: ignore[attr-defined]
+    launch = launching.Launch(kernel, (15,), {"LAST": True, "num_warps": 4, "BC": 16}, cluster=5)
+    for _ in range(2):
+        kernel.pre_run_hooks = [print]  # with hooks, other kernels are launched by Triton
+        launch(torch.zeros(4), None, 0.5, 20)
+    assert kernel.requests == [] and code.ready
+    assert [grid for grid, _ in code.launched] == [(3, 1, 1), (3, 1, 1)]
+
+
+def test_copy_for_clusters_has_their_size() -> None:
+    code = ForClusters()
+    own = launching.in_clusters(code, 16)
+    assert own.packed_metadata[:3] == (4, 16, 512) and own.metadata.num_ctas == 16
+    assert code.metadata.num_ctas == 1 and code.packed_metadata == ()
+
+
 def test_cache_misses_where_triton_specializes(current: list[int]) -> None:
     kernel = Compiling()
     launch = make_launch(kernel)

@@ -442,7 +442,7 @@ def test_launch_attributes(software: InterpreterDriver) -> None:
     layer(x), layer(x)
     ((threads, shared, attributes),) = software.configurations
     assert (threads, shared) == (32 * software.known[0][0].launch.constants["num_warps"], 512)
-    assert attributes == [(4, 4), (2, 1)]  # numbers of the driver: cluster size, cooperative
+    assert attributes == [(4, 4), (5, 1), (2, 1)]  # numbers of the driver: cluster size and policy, cooperative
 
 
 # --- when it is built ---------------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ struct Attribute {
     unsigned size[3];
   } value;
 };
-constexpr int COOPERATIVE = 2, CLUSTER_SIZE = 4, PROGRAMMATIC_SERIALIZATION = 6;
+constexpr int COOPERATIVE = 2, CLUSTER_SIZE = 4, CLUSTER_POLICY = 5, PROGRAMMATIC_SERIALIZATION = 6;
+constexpr int SPREAD = 1;  // the policy of Triton's launcher
 
 struct Configuration {
   unsigned grid[3];
@@ -124,9 +125,12 @@ void launch(const Launch& each, Pointers& pointers, Numbers& numbers, void* stre
   }
   arguments[count++] = &none;  // Triton appends two scratch pointers to the arguments of every kernel
   arguments[count++] = &none;
-  Attribute attributes[3];
+  Attribute attributes[4];
   unsigned number = 0;
-  if (each.cluster > 1) attributes[number++] = {CLUSTER_SIZE, {}, {.size = {each.cluster, 1, 1}}};
+  if (each.cluster > 1) {
+    attributes[number++] = {CLUSTER_SIZE, {}, {.size = {each.cluster, 1, 1}}};
+    attributes[number++] = {CLUSTER_POLICY, {}, {.on = SPREAD}};
+  }
   if (each.cooperative) attributes[number++] = {COOPERATIVE, {}, {.on = 1}};
   if (each.overlapping) attributes[number++] = {PROGRAMMATIC_SERIALIZATION, {}, {.on = 1}};
   const Configuration configuration{

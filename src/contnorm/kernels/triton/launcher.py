@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context, copy_context
+from copy import copy
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -31,6 +33,8 @@ __all__ = [
     "RecordedLaunch",
     "can_compile_ahead",
     "compiling_ahead",
+    "has_clusters",
+    "in_clusters",
     "launch",
     "on_device_of",
     "prepare_triton",
@@ -54,14 +58,26 @@ def on_device_of(x: Tensor) -> Any:
     return torch.cuda.device(x.device)
 
 
+@lru_cache(maxsize=64)
+def _has_clusters(device: int) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def has_clusters(x: Tensor) -> bool:
+    """Whether the tensor's device can run several programs as a cluster, with a common barrier."""
+    return CACHES_KERNELS and x.is_cuda and _has_clusters(x.get_device())
+
+
 class Launch:
     """A kernel with its grid and constants. Calling it with the other arguments launches the kernel.
 
-    Inside `compiling_ahead`, a call only compiles the kernel.
+    With ``cluster`` above one, so many consecutive programs run at the same time and can wait for each other. Inside
+    `compiling_ahead`, a call only compiles the kernel.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any]) -> None:
+    def __init__(self, kernel: Any, grid: tuple[int, ...], constants: dict[str, Any], cluster: int = 1) -> None:
         self.kernel = kernel
+        self.cluster = cluster
         self.grid = grid
         self.constants = constants
         self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...], Any]] = {}
@@ -75,7 +91,11 @@ class Launch:
         else:
             key = _key(args)
             known = self._compiled.get(key)
-            if known is None or self.kernel.pre_run_hooks:
+            if self.cluster > 1 and known is None:  # compiles without a launch, which would be one without clusters
+                compiled = self.kernel.warmup(*args, grid=self.grid, **self.constants)
+                self._cache(key, len(args), in_clusters(compiled, self.cluster))
+                known = self._compiled[key]
+            if known is None or (self.kernel.pre_run_hooks and self.cluster == 1):
                 self._cache(key, len(args), self.kernel[self.grid](*args, **self.constants))
                 known = self._compiled.get(key)
             else:
@@ -92,7 +112,8 @@ class Launch:
         if len(self._compiled) >= CACHE_LIMIT:
             self._compiled.clear()
         constants = tuple(self.constants[name] for name in names)  # in the kernel's order, without Triton's options
-        self._compiled[key] = compiled[(*self.grid, 1, 1)[:3]], constants, compiled
+        grid = (self.grid[0] // self.cluster, *self.grid[1:], 1, 1)[:3]  # Triton counts clusters
+        self._compiled[key] = compiled[grid], constants, compiled
 
     def _record(self, compiled: Any, args: tuple[Any, ...]) -> None:
         launches: list[RecordedLaunch] | None = getattr(_recordings, "launches", None)
@@ -117,6 +138,21 @@ def recording() -> Iterator[list[RecordedLaunch]]:
         yield launches
     finally:
         _recordings.launches = None
+
+
+def in_clusters(compiled: Any, size: int) -> Any:
+    """Return a copy of a compiled kernel that is launched in clusters of several programs.
+
+    Triton has clusters only as one program in several thread blocks. Its launcher takes their number from the kernel's
+    metadata, and the code of a kernel that was compiled for one thread block does not depend on it.
+    """
+    compiled = compiled.result() if hasattr(compiled, "result") else compiled  # a future, if compiled ahead
+    compiled._init_handles()
+    own = copy(compiled)
+    make_backend = import_module("triton.compiler.compiler").make_backend
+    own.metadata = compiled.metadata._replace(num_ctas=size)
+    own.packed_metadata = make_backend(own.metadata.target).pack_metadata(own.metadata)
+    return own
 
 
 def _key(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -23,11 +23,24 @@ from contnorm.kernels.triton.continual.tiles import (
     split_range,
 )
 
-__all__ = ["backward_apply", "backward_one", "backward_rows", "backward_tables"]
+__all__ = [
+    "backward_apply",
+    "backward_one",
+    "backward_rows",
+    "backward_tables",
+    "coefficients",
+    "load_groups",
+    "load_rows",
+    "slab_sums",
+    "store_gradient",
+    "store_parameter_gradients",
+]
 
 
 @triton.jit
-def _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU: tl.constexpr):
+def _both(
+    x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU: tl.constexpr
+):  # fmt: skip
     """Load a tile of x minus its pivot, and of dy masked by the ReLU."""
     x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
     return x, masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU)
@@ -51,13 +64,13 @@ def _row_sums(
 
 
 @triton.jit
-def _load_rows(table_ptr, n, c, rows, N, C):
+def load_rows(table_ptr, n, c, rows, N, C):
     where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
     return tl.load(where, mask=rows, other=0.0), tl.load(where + N * C, mask=rows, other=0.0)
 
 
 @triton.jit
-def _load_groups(table_ptr, n, group, rows, N, C, K: tl.constexpr):
+def load_groups(table_ptr, n, group, rows, N, C, K: tl.constexpr):
     where = table_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
     return tl.load(where, mask=rows, other=0.0), tl.load(where + N * (C // K), mask=rows, other=0.0)
 
@@ -72,7 +85,7 @@ def _merged_sums(part_ptr, n, c, rows, N, C, splits, SP: tl.constexpr):
 
 
 @triton.jit
-def _slab_sums(
+def slab_sums(
     sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +100,7 @@ def _slab_sums(
 
 
 @triton.jit
-def _coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L):
+def coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L):
     """Return P, Q and R of each row."""
     slope = gain * rstd * d_weight / N / L
     level = gain * (rstd * mean * d_weight - d_bias) / N / L
@@ -97,7 +110,7 @@ def _coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1
 
 
 @triton.jit
-def _gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask):
+def store_gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask):
     dx = dy * p[:, :, None] + (x * q[:, :, None] + r[:, :, None])
     tl.store(dx_ptr + where, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     if dr_ptr is not None:
@@ -109,15 +122,16 @@ def _write(
     x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    for chunk in range(start, stop, BL):
-        at, mask = positions(chunk, stop, rows, BL)
+    chunks = (stop - start + BL - 1) // BL
+    for i in range(chunks):
+        at, mask = positions(start + (chunks - 1 - i) * BL, stop, rows, BL)
         where = place(n, c, at, C, L, LAST)
         x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
-        _gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask)
+        store_gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask)
 
 
 @triton.jit
-def _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias):
+def store_parameter_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias):
     tl.store(dweight_ptr + c, d_weight, mask=exists)
     tl.store(dbias_ptr + c, d_bias, mask=exists)
 
@@ -135,7 +149,7 @@ def backward_one(
     n = tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
     pivot = slab_pivot(x_ptr, n, tl.program_id(0), group, rows, N, C, L, K, KP, BN, BC, LAST, True)
-    group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+    group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     if SINGLE:
@@ -151,14 +165,14 @@ def backward_one(
     against = (sum_dyx - group_mean * sum_dy) * group_rstd
     d_bias = tl.sum(sum_dy, 0)
     d_weight = rstd * (tl.sum(against, 0) - mean * d_bias)
-    _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
-    row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
-    s1, s2 = _slab_sums(
+    store_parameter_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
+    row_mean, row_square = load_rows(table_ptr, n, c, rows, N, C)
+    s1, s2 = slab_sums(
         sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
     )
-    p, q, r = _coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L)
+    p, q, r = coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L)
     if SINGLE:
-        _gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask)
+        store_gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask)
     else:
         _write(
             x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, 0, L, C, L,
@@ -176,12 +190,12 @@ def backward_rows(
     """Store the two sums of each row in one split of its positions: (splits, N, C) each."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     program = tl.program_id(0)
-    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
+    split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     scale = pivot
     offset = pivot
     if RELU and y_ptr is None:
-        group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+        group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
         mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
         scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     start, stop = split_range(split, L, span)
@@ -208,19 +222,19 @@ def backward_tables(
         n = first + tl.arange(0, BN)
         rows = (n < N)[:, None] & exists[None, :]
         sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
-        group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+        group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
         d_bias += tl.sum(sum_dy, 0)
         d_weight += tl.sum((sum_dyx - group_mean * sum_dy) * group_rstd, 0)
     d_weight = rstd * (d_weight - mean * d_bias)
-    _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
+    store_parameter_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
         rows = (n < N)[:, None] & exists[None, :]
         sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
-        group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
-        row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
+        group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+        row_mean, row_square = load_rows(table_ptr, n, c, rows, N, C)
         against = (sum_dyx - group_mean * sum_dy) * group_rstd
-        s1, s2 = _slab_sums(
+        s1, s2 = slab_sums(
             sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
         )
         where = slab_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
@@ -245,10 +259,10 @@ def backward_apply(
 ):  # fmt: skip
     """Write the gradient in one split of the positions of some samples; with ``TABLES``, first compute the tables."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
-    program = tl.program_id(0)
-    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)  # in reverse: see `_write`
+    split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, TABLES)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
-    group_mean, group_rstd = _load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+    group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     if TABLES:
@@ -259,20 +273,20 @@ def backward_apply(
             every = tl.arange(0, NP)
             there = (every < N)[:, None] & exists[None, :]
             all_dy, all_dyx = _merged_sums(part_ptr, every, c, there, N, C, splits, SP)
-            all_mean, all_rstd = _load_groups(table_ptr + 2 * N * C, every, group, there, N, C, K)
+            all_mean, all_rstd = load_groups(table_ptr + 2 * N * C, every, group, there, N, C, K)
             d_weight, d_bias = _parameter_gradients(all_dy, all_dyx, all_mean, all_rstd, mean, rstd)
         if program < blocks:
-            _store_channels(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
+            store_parameter_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
         against = (sum_dyx - group_mean * sum_dy) * group_rstd
-        row_mean, row_square = _load_rows(table_ptr, n, c, rows, N, C)
-        s1, s2 = _slab_sums(
+        row_mean, row_square = load_rows(table_ptr, n, c, rows, N, C)
+        s1, s2 = slab_sums(
             sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
         )
     else:
         d_weight = tl.load(dweight_ptr + c, mask=exists, other=0.0)
         d_bias = tl.load(dbias_ptr + c, mask=exists, other=0.0)
-        s1, s2 = _load_groups(slab_ptr, n, group, rows, N, C, K)
-    p, q, r = _coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L)
+        s1, s2 = load_groups(slab_ptr, n, group, rows, N, C, K)
+    p, q, r = coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L)
     start, stop = split_range(split, L, span)
     _write(
         x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, start, stop, C, L,

@@ -36,8 +36,15 @@ __all__ = [
     "forward_one",
     "forward_rows",
     "forward_tables",
+    "gain_of",
+    "load_affine",
+    "load_running",
     "row_moments",
+    "store_channels",
+    "store_groups",
+    "store_rows",
     "update_moments",
+    "write_output",
 ]
 
 
@@ -81,14 +88,14 @@ def _batch_moments(row_mean, within, rows, N):
 
 
 @triton.jit
-def _store_rows(table_ptr, n, c, rows, N, C, row_mean, within):
+def store_rows(table_ptr, n, c, rows, N, C, row_mean, within):
     where = n.to(tl.int64)[:, None] * C + c[None, :]
     tl.store(table_ptr + where, row_mean, mask=rows)
     tl.store(table_ptr + N * C + where, within + row_mean * row_mean, mask=rows)
 
 
 @triton.jit
-def _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K: tl.constexpr):
+def store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K: tl.constexpr):
     """Store the tables of each slab; one lane of each group writes."""
     where = table_ptr + 2 * N * C + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
     first = rows & (c == group * K)[None, :]
@@ -97,50 +104,80 @@ def _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K:
 
 
 @triton.jit
-def _moved(running_ptr, new, weight, at, exists):
-    old = tl.load(running_ptr + at, mask=exists, other=0.0).to(tl.float32)
+def _moved(old, new, weight):
     # As torch.lerp: interpolates from the nearer end, so that a weight of 1 gives exactly the new value.
-    moved = tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
-    tl.store(running_ptr + at, moved.to(running_ptr.dtype.element_ty), mask=exists)
+    return tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
 
 
 @triton.jit
-def _store_channels(
-    mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, weight_ptr, weight, factor, c, exists, first, mean, var
+def load_running(run_mean_ptr, run_var_ptr, counter_ptr, weight_ptr, weight, c, exists):
+    """Load the running moments, the batch counter and the weight of the batch, early: `store_channels` needs them."""
+    old_mean = tl.zeros_like(c).to(tl.float32)
+    old_var = old_mean
+    count = 0
+    if run_mean_ptr is not None:
+        old_mean = tl.load(run_mean_ptr + c, mask=exists, other=0.0).to(tl.float32)
+        old_var = tl.load(run_var_ptr + c, mask=exists, other=0.0).to(tl.float32)
+        if weight_ptr is not None:
+            weight = tl.load(weight_ptr).to(tl.float32)
+    if counter_ptr is not None:
+        count = tl.load(counter_ptr)
+    return old_mean, old_var, count, weight
+
+
+@triton.jit
+def store_channels(
+    mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, count, weight, factor,
+    c, exists, first, mean, var,
 ):  # fmt: skip
     """Store the moments of the batch, and update the running moments if they are given."""
     tl.store(mean_ptr + c, mean, mask=exists)
     tl.store(var_ptr + c, var, mask=exists)
     if run_mean_ptr is not None:
-        if weight_ptr is not None:
-            weight = tl.load(weight_ptr).to(tl.float32)
-        _moved(run_mean_ptr, mean, weight, c, exists)
-        _moved(run_var_ptr, var * factor, weight, c, exists)
+        tl.store(run_mean_ptr + c, _moved(old_mean, mean, weight).to(run_mean_ptr.dtype.element_ty), mask=exists)
+        tl.store(run_var_ptr + c, _moved(old_var, var * factor, weight).to(run_var_ptr.dtype.element_ty), mask=exists)
     if counter_ptr is not None:
-        if first:
-            tl.store(counter_ptr, tl.load(counter_ptr) + 1)
+        tl.store(counter_ptr, count + 1, mask=first)
 
 
 @triton.jit
 def _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps):
     """The same computation as in `channel_tables`, for a variance in registers."""
-    gain = tl.rsqrt(var + eps)
-    bias = tl.zeros_like(var)
-    if weight_ptr is not None:
-        gain = gain * tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float32)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + c, mask=exists, other=0.0).to(tl.float32)
-    return gain, bias
+    weight, bias = load_affine(weight_ptr, bias_ptr, c, exists)
+    return gain_of(weight_ptr, weight, var, eps), bias
 
 
 @triton.jit
-def _write(
+def load_affine(weight_ptr, bias_ptr, c, exists):
+    weight = tl.zeros_like(c).to(tl.float32)
+    bias = weight
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    return weight, bias
+
+
+@triton.jit
+def gain_of(weight_ptr, weight, var, eps):
+    gain = tl.rsqrt(var + eps)
+    if weight_ptr is not None:
+        gain = gain * weight
+    return gain
+
+
+@triton.jit
+def write_output(
     x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Write the output between two positions, chunk by chunk."""
-    for chunk in range(start, stop, BL):
-        at, mask = positions(chunk, stop, rows, BL)
+    """Write the output between two positions, chunk by chunk.
+
+    The order is the reverse of that of `row_moments`: what was read last is still in the cache.
+    """
+    chunks = (stop - start + BL - 1) // BL
+    for i in range(chunks):
+        at, mask = positions(start + (chunks - 1 - i) * BL, stop, rows, BL)
         where = place(n, c, at, C, L, LAST)
         y = with_activation(_shifted(x_ptr, pivot, where, mask), scale, offset, residual_ptr, where, mask, RELU)
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -158,6 +195,9 @@ def forward_one(
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     n = tl.arange(0, BN)
     rows = (n < N)[:, None] & exists[None, :]
+    old_mean, old_var, count, weight = load_running(
+        run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
+    )
     pivot = slab_pivot(x_ptr, n, tl.program_id(0), group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     if SINGLE:
         at, mask = positions(0, L, rows, BL)
@@ -168,11 +208,11 @@ def forward_one(
         row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
     group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
     mean, var = _batch_moments(row_mean, within, rows, N)
-    _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-    _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+    store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+    store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
     first = tl.program_id(0) == 0
-    _store_channels(
-        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+    store_channels(
+        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, count, weight, factor,
         c, exists, first, mean, var,
     )  # fmt: skip
     gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
@@ -181,7 +221,7 @@ def forward_one(
         y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
-        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
+        write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
 
 
 @triton.jit
@@ -192,7 +232,7 @@ def forward_rows(
 ):  # fmt: skip
     """Store mean and sum of squared deviations of each row in one split of its positions: (splits, N, C) each."""
     program = tl.program_id(0)
-    split, c, group, _, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, WHOLE)
+    split, c, group, _, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     start, stop = split_range(split, L, span)
     mean, square = row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
@@ -212,13 +252,16 @@ def forward_tables(
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     mean = tl.zeros((BC,), tl.float32)
     square = tl.zeros((BC,), tl.float32)
+    old_mean, old_var, batches, weight = load_running(
+        run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
+    )
     for sample in range(0, N, BN):
         n = sample + tl.arange(0, BN)
         rows = (n < N)[:, None] & exists[None, :]
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
         group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
-        _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-        _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+        store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+        store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
         count = tl.minimum(N - sample, BN) * 1.0
         before = sample * 1.0
         block_mean, block_var = _batch_moments(row_mean, tl.where(rows, within, 0.0), rows, count)
@@ -227,8 +270,8 @@ def forward_tables(
         mean += off * share
         square += block_var * count + off * off * (before * share)
     first = tl.program_id(0) == 0
-    _store_channels(
-        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+    store_channels(
+        mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, batches, weight, factor,
         c, exists, first, mean, square / N,
     )  # fmt: skip
 
@@ -258,8 +301,8 @@ def forward_apply(
     The tables need the rows of all samples (``NP`` lanes). Only the first program of some rows stores their tables.
     """
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
-    program = tl.program_id(0)
-    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, TABLES)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)  # in reverse: see `write_output`
+    split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, TABLES)
     if TABLES:
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
         group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
@@ -268,11 +311,14 @@ def forward_apply(
         else:
             mean, var = _all_batch_moments(part_ptr, c, exists, N, C, L, eps, splits, span, K, KP, NP, BC, SP)
         if split == 0:
-            _store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-            _store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+            store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+            store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
         if program < blocks:
-            _store_channels(
-                mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor,
+            old_mean, old_var, count, weight = load_running(
+                run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
+            )
+            store_channels(
+                mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, count, weight, factor,
                 c, exists, program == 0, mean, var,
             )  # fmt: skip
         gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
@@ -284,7 +330,7 @@ def forward_apply(
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
     start, stop = split_range(split, L, span)
-    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
+    write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
 
 
 @triton.jit
@@ -294,15 +340,15 @@ def evaluate_apply(
     LAST: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """Write the output of one split of the positions of some samples, with given moments, from the row moments."""
-    program = tl.program_id(0)
-    split, c, group, exists, n, rows = shared_out(blocks, splits, N, C, K, KP, BN, BC, True)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)  # in reverse: see `write_output`
+    split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, True)
     row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
     group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
     mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     start, stop = split_range(split, L, span)
-    _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
+    write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
 
 
 @triton.jit
@@ -331,7 +377,7 @@ def evaluate(
         y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
         tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
-        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
+        write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
 
 
 @triton.jit
@@ -341,7 +387,8 @@ def update_moments(
     """Update both running moments; ``factor`` makes the batch variance unbiased."""
     at = tl.program_id(0) * BC + tl.arange(0, BC)
     exists = at < C
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr).to(tl.float32)
-    _moved(running_mean_ptr, tl.load(mean_ptr + at, mask=exists, other=0.0), weight, at, exists)
-    _moved(running_var_ptr, tl.load(var_ptr + at, mask=exists, other=0.0) * factor, weight, at, exists)
+    old_mean, old_var, _, weight = load_running(running_mean_ptr, running_var_ptr, None, weight_ptr, weight, at, exists)
+    mean = _moved(old_mean, tl.load(mean_ptr + at, mask=exists, other=0.0), weight)
+    var = _moved(old_var, tl.load(var_ptr + at, mask=exists, other=0.0) * factor, weight)
+    tl.store(running_mean_ptr + at, mean.to(running_mean_ptr.dtype.element_ty), mask=exists)
+    tl.store(running_var_ptr + at, var.to(running_var_ptr.dtype.element_ty), mask=exists)

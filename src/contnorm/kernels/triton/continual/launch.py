@@ -14,7 +14,7 @@ from torch import Tensor
 
 from contnorm.kernels.triton.continual import plan
 from contnorm.kernels.triton.continual.plan import LaunchLimits, LaunchPlan, Sizes, plan_evaluation, plan_training
-from contnorm.kernels.triton.launcher import Launch, on_device_of
+from contnorm.kernels.triton.launcher import Launch, has_clusters, on_device_of
 
 __all__ = [
     "NO_UPDATE",
@@ -99,11 +99,14 @@ class Launches(NamedTuple):
     shape: tuple[int, int, int]
     parts: int  # number of values that the first launch writes for the others
     several: tuple[int, int, int]  # blocks, splits, span
+    members: int = 0  # number of programs that share a block of channels in `cluster`; 0 in other plans
 
 
 @lru_cache(maxsize=4096)
-def _training(sizes: Sizes, backward: bool, relu: bool, limits: LaunchLimits) -> Launches:
+def _training(sizes: Sizes, backward: bool, relu: bool, limits: LaunchLimits, clusters: bool) -> Launches:
     name = "backward" if backward else "forward"
+    if (p := plan_training(sizes, backward, limits)).launches == "cluster":
+        return _clusters(p, sizes, f"{name}_cluster", relu, clusters, 2 * p.members * sizes.channels)
     p, code = plan_training(sizes, backward, limits), import_module(f"contnorm.kernels.triton.continual.{name}")
     if p.launches == "one":
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
@@ -122,7 +125,9 @@ def _training(sizes: Sizes, backward: bool, relu: bool, limits: LaunchLimits) ->
 
 
 @lru_cache(maxsize=4096)
-def _evaluation(sizes: Sizes, relu: bool, limits: LaunchLimits) -> Launches:
+def _evaluation(sizes: Sizes, relu: bool, limits: LaunchLimits, clusters: bool) -> Launches:
+    if (p := plan_evaluation(sizes, limits)).launches == "cluster":
+        return _clusters(p, sizes, "evaluate_cluster", relu, clusters, 2 * p.members * sizes.samples * sizes.channels)
     p, code = plan_evaluation(sizes, limits), import_module("contnorm.kernels.triton.continual.forward")
     if p.launches == "one":
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
@@ -135,6 +140,18 @@ def _evaluation(sizes: Sizes, relu: bool, limits: LaunchLimits) -> Launches:
         None,
         Launch(code.evaluate_apply, (p.programs,), by_tiles),
     )
+
+
+def _clusters(p: LaunchPlan, sizes: Sizes, name: str, relu: bool, clusters: bool, parts: int) -> Launches:
+    """Return one launch in clusters or, where the device has none, one up to the barrier and one from there."""
+    kernel = getattr(import_module("contnorm.kernels.triton.continual.cluster"), name)
+    constants = _tile(p, sizes) | {"MP": plan.power(p.members), "CHUNKS": p.chunks, "RELU": relu}
+    first = None
+    if clusters or p.members == 1:
+        last = Launch(kernel, (p.programs,), constants | {"PHASE": 0}, cluster=p.members)
+    else:
+        first, last = (Launch(kernel, (p.programs,), constants | {"PHASE": phase}) for phase in (1, 2))
+    return Launches(first, None, last, sizes[:3], parts, (p.blocks, p.splits, p.span), p.members)
 
 
 def _launches(p: LaunchPlan, sizes: Sizes, rows: Launch | None, tables: Launch | None, last: Launch) -> Launches:
@@ -167,6 +184,13 @@ def _table_tile(p: LaunchPlan, sizes: Sizes) -> dict[str, Any]:
 
 def _table_programs(p: LaunchPlan, sizes: Sizes) -> tuple[int]:
     return (-(-sizes.groups * p.lanes // p.table_c),)
+
+
+def _together(first: Launch | None, last: Launch, *args: Any) -> None:
+    """Launch the kernel of a cluster plan: once, or up to its barrier and from there."""
+    if first is not None:
+        first(*args)
+    last(*args)
 
 
 class MomentUpdate(NamedTuple):
@@ -205,9 +229,14 @@ def forward(
     y, table = outputs_like(x, groups)
     if residual is not None:
         residual = like(residual, x)
-    rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), False, relu, plan.LIMITS)
+    rows, tables, last, shape, parts, several, members = _training(
+        sizes_of(x, groups), False, relu, plan.LIMITS, has_clusters(x)
+    )
     args = x, dense(weight), dense(bias), residual, y
     with on_device_of(x):
+        if members:
+            _together(rows, last, *args, _scratch(x, parts), table, *running, *shape, eps, members)
+            return y, table
         if rows is None:
             last(*args, table, *running, *shape, eps)
             return y, table
@@ -234,11 +263,17 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     x = in_layout(x)
     dx, dweight, dbias, dresidual = gradients_like(x, relu and residual)
-    rows, tables, last, shape, parts, several = _training(sizes_of(x, groups), True, relu, plan.LIMITS)
+    rows, tables, last, shape, parts, several, members = _training(
+        sizes_of(x, groups), True, relu, plan.LIMITS, has_clusters(x)
+    )
     weight, bias = dense(weight), dense(bias)
     saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, table
     written = dx, dresidual, dweight, dbias
     with on_device_of(x):
+        if members:
+            between = None if rows is None else _scratch(x, 2 * x.shape[0] * x.shape[1])
+            _together(rows, last, *saved, _scratch(x, parts), between, *written, *shape, eps, members)
+            return dx, dweight, dbias, dresidual
         if rows is None:
             last(*saved, *written, *shape, eps)
             return dx, dweight, dbias, dresidual
@@ -266,9 +301,12 @@ def evaluate(
     y = torch.empty_like(x)
     if residual is not None:
         residual = like(residual, x)
-    rows, _, last, shape, parts, several = _evaluation(sizes_of(x, groups), relu, plan.LIMITS)
+    rows, _, last, shape, parts, several, members = _evaluation(sizes_of(x, groups), relu, plan.LIMITS, has_clusters(x))
     args = x, *map(dense, (mean, var, weight, bias)), residual, y
     with on_device_of(x):
+        if members:
+            _together(rows, last, *args, _scratch(x, parts), *shape, eps, several[0], members, several[2])
+            return y
         if rows is None:
             last(*args, *shape, eps, several[0])
             return y

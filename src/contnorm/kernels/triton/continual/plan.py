@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 __all__ = ["LIMITS", "LaunchLimits", "LaunchPlan", "Sizes", "fits", "plan_evaluation", "plan_training"]
 
-LaunchCount = Literal["one", "two", "three"]
+LaunchCount = Literal["one", "cluster", "two", "three"]
 MOST = 2**30  # tables and samples are addressed in 32 bits
 SECTOR = 32  # bytes: the smallest memory transaction
 
@@ -37,6 +37,14 @@ class LaunchLimits(NamedTuple):
     programs: int = 264  # programs that keep the device busy: two for each of 132 multiprocessors
     span: int = 1024  # maximum positions of a chunk
     channels: int = 8192  # maximum lanes of a group: more would not fit a program
+    members: int = 16  # maximum programs of a cluster: above 8, Triton launches 16 only
+    part: int = 4  # minimum samples of a program in a cluster
+    cluster: int = 8192  # values that such a program holds in registers, two tensors counted together
+    cluster_least: int = 4096  # values of a block of groups from which a cluster is faster than one program
+    eval_program: int = 8192  # values that a program of four warps holds in evaluation in channels_last layout
+    eval_near: int = 2**17  # bytes of a block of channels up to which it does; above, programs have 16 warps
+    eval_least: int = 256  # positions from which evaluation in channels_last layout uses such programs
+    table_run: int = 4  # contiguous bytes to read, in the kernel that makes tables
 
 
 LIMITS = LaunchLimits()
@@ -70,6 +78,8 @@ class LaunchPlan(NamedTuple):
     programs: int
     warps: int
     table_warps: int
+    members: int = 1  # programs that share a block of channels in a cluster
+    chunks: int = 0  # chunks that a program of a cluster holds in registers; 0: it reads them twice
 
 
 def fits(samples: int, channels: int, length: int, groups: int) -> bool:
@@ -91,6 +101,8 @@ def plan_training(sizes: Sizes, backward: bool, limits: LaunchLimits) -> LaunchP
         2 if backward and sizes.itemsize > 2 else 1
     )  # two tensors of two-byte values need as much as one of four-byte values
     fits_one = rows <= limits.one_rows and (not sizes.last or _in_pieces(rows * power(length) * held, runs, limits))
+    if (plan := _cluster(sizes, backward, lanes, limits)) is not None:
+        return plan
     if fits_one and rows * power(length) * held <= limits.single:
         return _one(blocks, lanes, block_n, block_c, power(length), single=True)
     chunk = _chunk(length, max(1, limits.tile // rows), limits)
@@ -99,6 +111,29 @@ def plan_training(sizes: Sizes, backward: bool, limits: LaunchLimits) -> LaunchP
     if power(n) * lanes * _shared_runs(sizes, lanes, limits) <= limits.rows and n * c * length <= limits.small:
         return _shared(sizes, lanes, _shared_runs(sizes, lanes, limits), limits.tile, limits)
     return _three(sizes, lanes, runs, limits)
+
+
+def _cluster(sizes: Sizes, backward: bool, lanes: int, limits: LaunchLimits) -> LaunchPlan | None:
+    """Plan one launch in clusters, if the programs of a cluster can hold a block of groups in their registers."""
+    n, _, length, groups, last, itemsize = sizes
+    both = backward and itemsize > 2  # two tensors of two-byte values need as much as one of four-byte values
+    runs = _runs(sizes, lanes, SECTOR if both or itemsize == 2 else 2 * SECTOR)
+    block_n = power(limits.part)
+    while -(-n // block_n) > min(limits.members, 8) and -(-n // block_n) != limits.members:
+        block_n *= 2
+    members, rows = -(-n // block_n), block_n * lanes * runs
+    values = rows * power(length)
+    if members < 2 or values * (1 + both) > limits.cluster or n * lanes * runs * length < limits.cluster_least:
+        return None
+    warps = min(16, max(2, values * (1 + (both or not last)) // 2048))
+    vector = 16 // itemsize  # values of the widest load of a thread
+    spread = vector * 32 * warps // rows if last else vector * 32 // (lanes * runs)
+    block_l = min(power(length), max(1, spread))
+    blocks = -(-groups // runs)
+    return LaunchPlan(
+        "cluster", lanes, power(n), block_n, lanes * runs, block_l, blocks, 1, length, 1, block_n, lanes * runs, True,
+        blocks * members, warps, warps, members, -(-length // block_l),
+    )  # fmt: skip
 
 
 def _in_pieces(values: int, runs: int, limits: LaunchLimits) -> bool:
@@ -164,7 +199,7 @@ def _several(
     span = -(-chunks // splits) * block_l
     splits = -(-sizes.length // span)
     split_lanes = power(splits)
-    table_c = lanes * _runs(sizes, lanes, SECTOR)
+    table_c = lanes * min(power(-(-limits.table_run // (4 * lanes))), power(sizes.groups))
     table_n = min(power(sizes.samples), max(1, limits.merge // (table_c * split_lanes)))
     return LaunchPlan(
         launches,
@@ -194,6 +229,8 @@ def plan_evaluation(sizes: Sizes, limits: LaunchLimits) -> LaunchPlan:
     runs = _runs(sizes, lanes, SECTOR)
     block_c = lanes * runs
     blocks = -(-groups // runs)
+    if sizes.last and length >= limits.eval_least and (plan := _evaluation_last(sizes, lanes, limits)) is not None:
+        return plan
     single = block_c * power(length) <= limits.held
     if not single and (sizes.last or block_c * length * sizes.itemsize > limits.near):
         return _shared(sizes, lanes, _runs(sizes, lanes, limits.eval_run), limits.last_tile, limits)
@@ -205,6 +242,41 @@ def plan_evaluation(sizes: Sizes, limits: LaunchLimits) -> LaunchPlan:
     return LaunchPlan(
         "one", lanes, block_n, block_n, block_c, block_l, blocks, 1, 0, 1, block_n, block_c, single, programs, warps,
         warps,
+    )  # fmt: skip
+
+
+def _evaluation_last(sizes: Sizes, lanes: int, limits: LaunchLimits) -> LaunchPlan | None:
+    """Plan evaluation in channels_last layout: programs or clusters that hold contiguous runs of 64 bytes."""
+    n, _, length, groups, _, itemsize = sizes
+    runs = _runs(sizes, lanes, 2 * SECTOR)
+    block_c, blocks = lanes * runs, -(-groups // runs)
+    values, programs = block_c * length, n * blocks
+    if itemsize == 2 and limits.eval_program < values <= 4 * limits.eval_program and 2 * programs >= limits.programs:
+        return _evaluation_tiles(sizes, lanes, block_c, blocks, 1, 8, held=False)
+    if values <= limits.eval_program:
+        return (
+            _evaluation_tiles(sizes, lanes, block_c, blocks, 1, 4, held=True) if programs >= limits.programs else None
+        )
+    if values * itemsize <= limits.eval_near and values > 2 * limits.eval_program:
+        members, warps = power(-(-values // limits.eval_program)), 4
+    elif itemsize == 4 and values * itemsize > limits.eval_near:
+        members, warps = power(-(-values // (4 * limits.eval_program))), 16
+    else:
+        return None
+    return _evaluation_tiles(sizes, lanes, block_c, blocks, members, warps, held=True) if members <= 8 else None
+
+
+def _evaluation_tiles(
+    sizes: Sizes, lanes: int, block_c: int, blocks: int, members: int, warps: int, held: bool
+) -> LaunchPlan:
+    """Plan chunks of one load of 16 bytes per thread, or two if the chunks are read twice."""
+    block_l = max(1, min(power(sizes.length), (16 if held else 32) // sizes.itemsize * 32 * warps // block_c))
+    chunks = -(-sizes.length // (members * block_l))
+    span = chunks * block_l
+    members = -(-sizes.length // span)
+    return LaunchPlan(
+        "cluster", lanes, 1, 1, block_c, block_l, blocks, 1, span, 1, 1, block_c, held,
+        sizes.samples * blocks * members, warps, warps, members, chunks if held else 0,
     )  # fmt: skip
 
 

@@ -80,8 +80,7 @@ class CudaDriver:
         if compiled is None:
             return None
         metadata = compiled.metadata
-        unusual = metadata.global_scratch_size, getattr(metadata, "profile_scratch_size", 0), metadata.num_ctas - 1
-        if any(unusual):
+        if metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):
             return None
         types = list(compiled.src.signature.values())
         names = launched.kernel.arg_names
@@ -91,7 +90,7 @@ class CudaDriver:
             if kind != "constexpr"
         ]
         threads = 32 * metadata.num_warps
-        attributes = 1, bool(metadata.launch_cooperative_grid), bool(metadata.launch_pdl)
+        attributes = launched.cluster, bool(metadata.launch_cooperative_grid), bool(metadata.launch_pdl)
         first, second, third = (*launched.grid, 1, 1)[:3]
         return compiled.function, (first, second, third), threads, metadata.shared, *attributes, arguments
 

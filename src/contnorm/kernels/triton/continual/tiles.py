@@ -47,10 +47,10 @@ def lanes(block, C, K: tl.constexpr, KP: tl.constexpr, BC: tl.constexpr, WHOLE: 
 
 @triton.jit
 def shared_out(
-    blocks, splits, N, C, K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr
+    program, blocks, splits, N, C,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Return the split, lanes and rows of this program; channels, positions and samples are distributed."""
-    program = tl.program_id(0)
+    """Return the split, lanes and rows of a program; channels, positions and samples are distributed."""
     c, group, exists = lanes(program % blocks, C, K, KP, BC, WHOLE)
     n = program // (blocks * splits) * BN + tl.arange(0, BN)
     return (program // blocks) % splits, c, group, exists, n, (n < N)[:, None] & exists[None, :]
@@ -131,6 +131,8 @@ def group_sum(table, BN: tl.constexpr, BC: tl.constexpr, KP: tl.constexpr):
     """Return the sum over the lanes of each group, repeated on each lane."""
     if KP == 1:
         return table
+    if KP == BC:  # without a change of layout, which would take a barrier
+        return tl.broadcast_to(tl.sum(table, 1)[:, None], (BN, BC))
     grouped = tl.reshape(table, (BN, BC // KP, KP))
     total = tl.sum(grouped, 2)
     return tl.reshape(tl.broadcast_to(total[:, :, None], (BN, BC // KP, KP)), (BN, BC))
@@ -142,8 +144,8 @@ def merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP: tl.constexpr
     split = tl.arange(0, SP)
     there = (split < splits)[:, None, None] & rows[None, :, :]
     where = (split[:, None, None] * N + n.to(tl.int64)[None, :, None]) * C + c[None, None, :]
-    mean = tl.load(part_ptr + where, mask=there, other=0.0)
-    square = tl.load(part_ptr + splits * N * C + where, mask=there, other=0.0)
+    mean = tl.load(part_ptr + where, mask=there, other=0.0, cache_modifier=".cg")
+    square = tl.load(part_ptr + splits * N * C + where, mask=there, other=0.0, cache_modifier=".cg")
     count = tl.minimum(L - split * span, span) * 1.0
     whole = tl.sum(tl.where(there, mean * count[:, None, None], 0.0), 0) / L
     off = tl.where(there, mean - whole[None, :, :], 0.0)
