@@ -26,7 +26,12 @@ def test_cpu_times_match_record() -> None:
     record = json.loads((ROOT / "docs" / "records" / "cn-on-cpu.json").read_text())
     times: dict[str, list[str]] = {}
     for row in record["rows"]:
-        times.setdefault("x".join(map(str, row["shape"])), []).append(f"{row['p50']:.1f}")
-    assert len(times) == 5
-    for shape, cells in times.items():
-        assert f"| {shape} | {' | '.join(cells)} |" in page
+        times.setdefault(f"{'x'.join(map(str, row['shape']))} | {row['layout']}", []).append(f"{row['p50']:.1f}")
+    assert len(times) == 14
+    for where, cells in times.items():
+        assert f"| {where} | {' | '.join(cells)} |" in page
+    large = ([20, 64, 32, 32], [128, 64, 32, 32], [20, 64, 84, 84], [128, 128, 16, 16])
+    ratios = [row["p50_over_bn"] for row in record["rows"] if row["layer"] == "cpp" and row["shape"] in large]
+    assert len(ratios) == 8
+    claim = f"`cpp` takes {min(ratios):.1f} to {max(ratios):.1f} times as long as torch's BatchNorm2d"
+    assert claim in " ".join(page.split())

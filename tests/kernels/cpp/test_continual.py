@@ -31,6 +31,8 @@ SHAPES = [
     pytest.param((3, 5, 5, (4, 5)), id="group of one channel"),
     pytest.param((2, 8, 4, (3, 4, 5)), id="volumes"),
     pytest.param((70, 4, 2, (5, 5)), id="more samples than tasks"),
+    pytest.param((2, 150, 5, (4, 5)), id="channels in strips of all widths, and a rest"),
+    pytest.param((2, 210, 7, (3, 7)), id="more channels than the widest strip"),
 ]
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 

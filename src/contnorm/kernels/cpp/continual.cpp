@@ -20,21 +20,21 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <type_traits>
 
 namespace {
 
 using Index = std::int64_t;
 
 #if defined(__AVX512F__)
-constexpr int WIDTH = 16, STRIP_VECTORS = 4;
+constexpr int WIDTH = 16, STRIPS[] = {8, 4, 1};
 #elif defined(__AVX__)
-constexpr int WIDTH = 8, STRIP_VECTORS = 2;
+constexpr int WIDTH = 8, STRIPS[] = {4, 2, 1};
 #else
-constexpr int WIDTH = 4, STRIP_VECTORS = 2;
+constexpr int WIDTH = 4, STRIPS[] = {4, 2, 1};
 #endif
 constexpr int LANES = 32;         // partial sums of a contiguous row, whatever the width of a register
 constexpr int VECTORS = LANES / WIDTH;
-constexpr Index STRIP = STRIP_VECTORS * WIDTH;  // channels of a position whose tables are in registers
 constexpr Index BLOCK = 2048;     // values of a contiguous row that are read twice, from the first-level cache
 constexpr Index TILE = 256;       // positions of a channels_last tile, over which sums are in float32
 constexpr Index HEAD = 16;        // positions of the first tile of a segment, which are read twice
@@ -311,30 +311,47 @@ inline void for_runs(Index positions, Index channels, Visit visit) {
     for (Index i = 0; i < positions; i += most) visit(i, std::min(most, positions - i));
 }
 
+// Call `visit(number of vectors, first channel)` for strips of channels whose tables fit into registers, widest first,
+// and return the first channel of the rest, which is less than a vector. The widest strips are used where they make a
+// position one strip, so that memory is read in order; otherwise they are slower than the next ones (measured).
+template <class Visit>
+inline Index for_strips(Index channels, Visit visit) {
+    Index c = 0;
+    if (channels >= STRIPS[0] * WIDTH && channels < (STRIPS[0] + STRIPS[1]) * WIDTH) {
+        visit(std::integral_constant<int, STRIPS[0]>(), c);
+        c += STRIPS[0] * WIDTH;
+    }
+    for (; c + STRIPS[1] * WIDTH <= channels; c += STRIPS[1] * WIDTH)
+        visit(std::integral_constant<int, STRIPS[1]>(), c);
+    for (; c + WIDTH <= channels; c += WIDTH) visit(std::integral_constant<int, 1>(), c);
+    return c;
+}
+
 // Tables of a strip of channels, in registers.
+template <int SIZE>
 struct Strip {
-    Vector part[STRIP_VECTORS];
+    Vector part[SIZE];
 
     explicit Strip(const float* at) {
-        for (int v = 0; v < STRIP_VECTORS; ++v) part[v] = load(at + v * WIDTH);
+        for (int v = 0; v < SIZE; ++v) part[v] = load(at + v * WIDTH);
     }
 
     void store_to(float* at) const {
-        for (int v = 0; v < STRIP_VECTORS; ++v) store(at + v * WIDTH, part[v]);
+        for (int v = 0; v < SIZE; ++v) store(at + v * WIDTH, part[v]);
     }
 };
 
 // Add the differences from `center` over some positions to `sum`, and their squares to `square` unless it is null.
 template <bool SQUARES, class T>
 void add_positions(const T* x, Index positions, Index channels, const float* center, float* sum, float* square) {
-    Index c = 0;
-    for (; c + STRIP <= channels; c += STRIP) {
-        const Strip middle(center + c);
-        Strip one(sum + c), two(SQUARES ? square + c : sum + c);
+    Index c = for_strips(channels, [&](auto size, Index c) {
+        constexpr int SIZE = decltype(size)::value;
+        const Strip<SIZE> middle(center + c);
+        Strip<SIZE> one(sum + c), two(SQUARES ? square + c : sum + c);
         const T* at = x + c;
         Index i = 0;
         for (; i + 4 <= positions; i += 4, at += 4 * channels)
-            for (int v = 0; v < STRIP_VECTORS; ++v) {
+            for (int v = 0; v < SIZE; ++v) {
                 const T* p = at + v * WIDTH;
                 const Vector a = load(p) - middle.part[v], b = load(p + channels) - middle.part[v];
                 const Vector d = load(p + 2 * channels) - middle.part[v], e = load(p + 3 * channels) - middle.part[v];
@@ -342,14 +359,14 @@ void add_positions(const T* x, Index positions, Index channels, const float* cen
                 if (SQUARES) two.part[v] += (a * a + b * b) + (d * d + e * e);
             }
         for (; i < positions; ++i, at += channels)
-            for (int v = 0; v < STRIP_VECTORS; ++v) {
+            for (int v = 0; v < SIZE; ++v) {
                 const Vector d = load(at + v * WIDTH) - middle.part[v];
                 one.part[v] += d;
                 if (SQUARES) two.part[v] += d * d;
             }
         one.store_to(sum + c);
         if (SQUARES) two.store_to(square + c);
-    }
+    });
     for (; c < channels; ++c) {  // the same for the last channels, one by one
         float one = sum[c], two = SQUARES ? square[c] : 0;
         const T* at = x + c;
@@ -444,17 +461,17 @@ template <bool RESIDUAL, bool RELU, class T>
 void write_positions(const T* __restrict x, const T* __restrict residual, T* __restrict y, Index positions,
                      Index channels, const float* __restrict lines) {
     const float *center = lines, *slope = center + channels, *offset = slope + channels;
-    Index c = 0;
-    for (; c + STRIP <= channels; c += STRIP) {
-        const Strip middle(center + c), factor(slope + c), rest(offset + c);
+    Index c = for_strips(channels, [&](auto size, Index c) {
+        constexpr int SIZE = decltype(size)::value;
+        const Strip<SIZE> middle(center + c), factor(slope + c), rest(offset + c);
         for (Index i = 0; i < positions; ++i)
-            for (int v = 0; v < STRIP_VECTORS; ++v) {
+            for (int v = 0; v < SIZE; ++v) {
                 const Index at = i * channels + c + v * WIDTH;
                 Vector value = factor.part[v] * (load(x + at) - middle.part[v]) + rest.part[v];
                 if (RESIDUAL) value += load(residual + at);
                 store(y + at, RELU ? relu_of(value) : value);
             }
-    }
+    });
     if (c == channels) return;
     for (Index i = 0; i < positions; ++i)
         for (Index j = c; j < channels; ++j) {
@@ -659,17 +676,17 @@ void row_sums(const Input<T>& in, Index at, Index length, Line line, double& sum
 template <int RELU, class T>
 void add_gradients(const T* x, const T* dy, const T* y, Index positions, Index channels, const float* center,
                    const float* slope, const float* offset, float* one, float* two) {
-    Index c = 0;
-    for (; c + STRIP <= channels; c += STRIP) {
-        const Strip middle(center + c), factor(slope + c), rest(offset + c);
-        Strip first(one + c), second(two + c);
+    Index c = for_strips(channels, [&](auto size, Index c) {
+        constexpr int SIZE = decltype(size)::value;
+        const Strip<SIZE> middle(center + c), factor(slope + c), rest(offset + c);
+        Strip<SIZE> first(one + c), second(two + c);
         const auto gradient = [&](Index at, Vector d, int v) {
             const Vector saved = RELU == 1 ? load(y + at) : d;
             return masked<RELU>(load(dy + at), saved, factor.part[v] * d + rest.part[v]);
         };
         Index i = 0;
         for (; i + 2 <= positions; i += 2)
-            for (int v = 0; v < STRIP_VECTORS; ++v) {
+            for (int v = 0; v < SIZE; ++v) {
                 const Index at = i * channels + c + v * WIDTH, next = at + channels;
                 const Vector d = load(x + at) - middle.part[v], e = load(x + next) - middle.part[v];
                 const Vector g = gradient(at, d, v), h = gradient(next, e, v);
@@ -677,14 +694,14 @@ void add_gradients(const T* x, const T* dy, const T* y, Index positions, Index c
                 second.part[v] += g * d + h * e;
             }
         for (; i < positions; ++i)
-            for (int v = 0; v < STRIP_VECTORS; ++v) {
+            for (int v = 0; v < SIZE; ++v) {
                 const Index at = i * channels + c + v * WIDTH;
                 const Vector d = load(x + at) - middle.part[v], g = gradient(at, d, v);
                 first.part[v] += g;
                 second.part[v] += g * d;
             }
         first.store_to(one + c), second.store_to(two + c);
-    }
+    });
     for (; c < channels; ++c) {
         const auto gradient = [&](Index at, float d) {
             const float saved = RELU == 1 ? to_float(y[at]) : 0.0f;
@@ -808,19 +825,19 @@ inline void write_gradients(const T* __restrict x, const T* __restrict dy, const
                             const float* __restrict numbers) {
     const float *center = numbers, *slope = center + channels, *offset = slope + channels;
     const float *for_dy = offset + channels, *for_x = for_dy + channels, *rest = for_x + channels;
-    Index c = 0;
-    for (; c + STRIP <= channels; c += STRIP) {
-        const Strip middle(center + c), factor(slope + c), level(offset + c);
-        const Strip by_dy(for_dy + c), by_x(for_x + c), by_one(rest + c);
+    Index c = for_strips(channels, [&](auto size, Index c) {
+        constexpr int SIZE = decltype(size)::value;
+        const Strip<SIZE> middle(center + c), factor(slope + c), level(offset + c);
+        const Strip<SIZE> by_dy(for_dy + c), by_x(for_x + c), by_one(rest + c);
         for (Index i = 0; i < positions; ++i)
-            for (int v = 0; v < STRIP_VECTORS; ++v) {
+            for (int v = 0; v < SIZE; ++v) {
                 const Index at = i * channels + c + v * WIDTH;
                 const Vector d = load(x + at) - middle.part[v], saved = RELU == 1 ? load(y + at) : d;
                 const Vector g = masked<RELU>(load(dy + at), saved, factor.part[v] * d + level.part[v]);
                 store(dx + at, by_dy.part[v] * g + by_x.part[v] * d + by_one.part[v]);
                 if (RELU == 1) store(dresidual + at, g);
             }
-    }
+    });
     if (c == channels) return;
     for (Index i = 0; i < positions; ++i)
         for (Index j = c; j < channels; ++j) {
