@@ -79,8 +79,9 @@ def step() -> str:
     for row in rows("step"):
         exact = "yes" if row["deterministic"] == "True" else "no"
         cells = [row["norm"].upper(), row["stem"], row["precision"], row["lanes"], exact]
-        lines.append([*cells, f"{float(row['p50_us']) / 1000:.3f}"])
-    return table(["norm", "stem", "precision", "seeds side by side", "deterministic", "ms a step and seed"], lines)
+        lines.append([*cells, f"{float(row['p50_us']) / 1000:.3f}", row["contnorm"]])
+    heads = ["norm", "stem", "precision", "seeds side by side", "deterministic", "ms a step and seed", "version"]
+    return table(heads, lines)
 
 
 PATHS = {"torch": "torch", "python": "Python", "cpp": "C++", "compiled": "torch.compile"}
@@ -113,10 +114,10 @@ def host() -> str:
 def run() -> str:
     lines = [
         [r["stream"], r["strategy"], r["norm"].upper(), r["seeds"], r["precision"], r["data"], r["kernels"],
-         f"{float(r['seconds']):.1f}"]
+         f"{float(r['seconds']):.1f}", r["contnorm"]]
         for r in rows("run")
     ]  # fmt: skip
-    heads = ["stream", "strategy", "norm", "seeds", "precision", "images", "kernels", "seconds"]
+    heads = ["stream", "strategy", "norm", "seeds", "precision", "images", "kernels", "seconds", "version"]
     return table(heads, lines)
 
 
