@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.events import Diverged
 from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist
 
@@ -52,3 +54,19 @@ def test_divergence_note_of_schema_1_is_known(root: Path, tmp_path: Path) -> Non
     (event,) = run(root, tmp_path)
     assert isinstance(event.what, Diverged) and "seed 0: the loss is nan." in event.what.why
     assert [path.name for path in note.parent.iterdir()] == ["0.lost.json"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_first_nonfinite_tensor_is_named(root: Path, value: float, device: torch.device) -> None:
+    trainer = Trainer(resolve(VALUES, root), 0, load_source("mnist", root), device)
+    trainer.model.register_parameter("empty", torch.nn.Parameter(torch.empty(0, device=device)))
+    names = [name for name, _ in trainer.model.named_parameters() if name != "empty"]
+    moments = [name for name, _ in trainer.model.named_buffers() if name.endswith("running_var")]
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.fill_(-3e38)  # large, and finite
+        assert trainer.nonfinite_tensor() is None
+        trainer.model.get_buffer(moments[0])[-1] = value
+        assert trainer.nonfinite_tensor() == moments[0]
+        trainer.model.get_parameter(names[1]).view(-1)[-1] = value
+        assert trainer.nonfinite_tensor() == names[1]

@@ -402,6 +402,7 @@ class Trainer:
         """
         tensors: dict[str, Tensor] = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         tensors |= self._running_moments()
+        tensors = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
         if not tensors:
             return None
         # The largest absolute values, in a few kernels for all tensors. It is NaN where a value is.
