@@ -204,6 +204,7 @@ class TestLaw:
 
     pytestmark = on_a_gpu
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("precision", ["tf32", "bf16"])
     def test_seed_alone_equals_the_seed_among_others(self, root: Path, source: Source, precision: str) -> None:
         config = settings(root, precision)

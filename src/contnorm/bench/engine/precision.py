@@ -137,8 +137,8 @@ class Bf16Weights:
     def update(self, lr: float) -> bool:
         """Do the step of `PlainSGD` for all weights, if a kernel can, and discard the passes; returns whether it did.
 
-        The result is that of `add_gradients` and the optimizer's step, which read and write twice as much memory. On an
-        H200 this is a tenth of a step of ResNet-18.
+        The result is that of `add_gradients` and the optimizer's step, which read and write 18 bytes for each weight
+        after one pass, and 54 after three; this method 10 and 14.
         """
         of_weights = [
             (weight, [grad for leaves in reversed(self.passes) if (grad := leaves[number].grad) is not None])
