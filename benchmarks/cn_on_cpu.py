@@ -34,7 +34,7 @@ SHAPES = [
 ]
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 KERNELS = ("reference", "pivoted", "analytic", "cpp")
-ATTEMPTS = 3
+ATTEMPTS = 2
 ROUNDS = 6
 STEPS = 5  # of a layer in a round, after one that is not counted
 

@@ -31,7 +31,11 @@ def test_cpu_times_match_record() -> None:
     for where, cells in times.items():
         assert f"| {where} | {' | '.join(cells)} |" in page
     large = ([20, 64, 32, 32], [128, 64, 32, 32], [20, 64, 84, 84], [128, 128, 16, 16])
-    ratios = [row["p50_over_bn"] for row in record["rows"] if row["layer"] == "cpp" and row["shape"] in large]
-    assert len(ratios) == 8
-    claim = f"`cpp` takes {min(ratios):.1f} to {max(ratios):.1f} times as long as torch's BatchNorm2d"
+    rows = [row for row in record["rows"] if row["layer"] == "cpp" and row["shape"] in large]
+    assert len(rows) == 8
+    medians, minima = [row["p50_over_bn"] for row in rows], [row["min_over_bn"] for row in rows]
+    claim = (
+        f"`cpp` takes {min(medians):.1f} to {max(medians):.1f} times as long as torch's BatchNorm2d (by the fastest "
+        f"steps of each, {min(minima):.1f} to {max(minima):.1f})."
+    )
     assert claim in " ".join(page.split())
