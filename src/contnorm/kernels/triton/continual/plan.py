@@ -180,7 +180,10 @@ def _three(sizes: Sizes, lanes: int, runs: int, limits: LaunchLimits) -> LaunchP
         block_c = min(power(c), tile // block_l)
     block_n = min(power(n), max(1, tile // (block_l * block_c)))
     blocks = -(-c // block_c)
-    splits = _splits(length, block_l, blocks * -(-n // block_n), max(1, limits.merge // (lanes * runs)), limits)
+    programs = blocks * -(-n // block_n)
+    if sizes.last and programs >= limits.programs:  # in smaller parts, programs read nearby memory at the same time
+        limits = limits._replace(programs=4 * limits.programs)
+    splits = _splits(length, block_l, programs, max(1, limits.merge // (lanes * runs)), limits)
     return _several("three", sizes, lanes, block_n, block_c, block_l, blocks, splits, limits)
 
 
