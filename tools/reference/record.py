@@ -87,7 +87,7 @@ FIELDS = {
     "device.name": Field("str", _ALL, "Name of the processor or GPU."),
     "device.threads": Field("int", _ALL, "CPU threads."),
     "device.instructions": Field("str", _ALL, "Vector instructions that torch uses, on a CPU."),
-    "device.cn_kernel": Field("str", _ALL, "Kernel of CN on a CPU: `cpp`, `torch` if that can't be compiled, or the one that the settings name."),
+    "device.cn_kernel": Field("str", _ALL, "Kernel of CN on a CPU: `cpp`, `torch` without a compiler, or a named one."),
     "precision": Field("str", _ALL, "Precision of training, as `train.precision`."),
     "deterministic": Field("bool", _ALL, "Whether only deterministic algorithms were used."),
     "convolutions": Field("str", _ALL, "Hash of the table of convolution kernels, if Triton computed some of them."),
