@@ -460,8 +460,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(replay, "_calls", 0)
     monkeypatch.setattr(replay, "_extension", None)
     monkeypatch.setattr(replay, "CACHES_KERNELS", True)
-    monkeypatch.setattr(replay.cpp, "is_built", lambda name: False)
-    monkeypatch.setattr(replay.cpp, "load", lambda name: loaded.append(name))
+    monkeypatch.setattr(extension, "is_built", lambda name: False)
+    monkeypatch.setattr(extension, "load", lambda name: loaded.append(name))
     monkeypatch.delenv("CONTNORM_EAGER", raising=False)
     return loaded
 
@@ -484,7 +484,7 @@ def test_short_programs_do_not_build(fresh: list[str]) -> None:
 
 
 def test_built_extension_is_loaded_at_once(fresh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay.cpp, "is_built", lambda name: True)
+    monkeypatch.setattr(extension, "is_built", lambda name: True)
     count(1)
     assert fresh == ["replay"]
 

@@ -39,14 +39,7 @@ def speed(
     ] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers.
-
-    `layers` and `step` are timed in a CUDA graph, `host` and `eager` in an ordinary loop: the time of the host per
-    layer, and whole steps.
-
-    `convolutions` also writes convolutions.json, a table of the convolutions at which Triton is faster than cuDNN. Set
-    CONTNORM_CONVOLUTIONS to its path, and runs on this GPU use it.
-    """
+    """Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers."""
     with importing_torch(device):
         environment = benchmarks.describe_environment(device)
     rows = 0

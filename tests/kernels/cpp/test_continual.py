@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import contnorm as cn
 from contnorm.functional import continual_norm
-from contnorm.kernels.cpp import continual, library
+from contnorm.kernels.cpp import build, continual, library
 from contnorm.kernels.cpp.build import compile_library
 from contnorm.kernels.cpp.library import FLAGS, SOURCE, CompiledLibrary, unavailable_reason
 from tests.kernels.exactness import errors, last, same_under_vmaps
@@ -434,7 +434,7 @@ def test_cpp_raises_where_it_cannot_run() -> None:
 def test_library_that_cannot_be_loaded_is_a_reason(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(library, "compile_library", lambda *_: broken)
+    monkeypatch.setattr(build, "compile_library", lambda *_: broken)
     reason = library._load.__wrapped__()
     assert isinstance(reason, str) and "can't be loaded" in reason
 

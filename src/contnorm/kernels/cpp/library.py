@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_double, c_int, c_int64, c_void_p
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-
-from contnorm.kernels.cpp.build import BuildError, compile_library
 
 __all__ = ["CompiledLibrary", "library", "unavailable_reason"]
 
@@ -50,9 +49,10 @@ class CompiledLibrary:
 @cache
 def _load() -> CompiledLibrary | str:
     """Return the library, or why there is none; decided once per process, so that a run does not change kernels."""
+    build = import_module("contnorm.kernels.cpp.build")  # imports what a program without this kernel does not need
     try:
-        return CompiledLibrary(compile_library(SOURCE, FLAGS))
-    except BuildError as error:
+        return CompiledLibrary(build.compile_library(SOURCE, FLAGS))
+    except build.BuildError as error:
         return str(error)
     except (OSError, AttributeError) as error:  # the folder does not allow execution, or libgomp is missing
         return f"the compiled library can't be loaded ({error})"

@@ -85,7 +85,7 @@ def renorm_apply(
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
     """Write the output from the stored values or, in evaluation, from the running moments, which are then stored."""
-    split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
+    split, c, _, exists, n, rows = shared_out(tl.program_id(0), blocks, splits, N, C, 1, 1, BN, BC, False)
     if TRAIN:
         pivot, off, std, r, d = _load_saved(saved_ptr, c, exists, C)
     else:
@@ -143,7 +143,7 @@ def renorm_gradient(
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of the input; no gradient flows through r, d and the running moments."""
-    split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
+    split, c, _, exists, n, rows = shared_out(tl.program_id(0), blocks, splits, N, C, 1, 1, BN, BC, False)
     pivot, off, std, r, _ = _load_saved(saved_ptr, c, exists, C)
     rstd = 1.0 / (std + eps)
     p = r * rstd

@@ -33,7 +33,7 @@ def moments(
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Store the mean and the sum of squared deviations of each row: (N, C) each."""
-    _, c, _, _, n, rows = shared_out(blocks, 1, N, C, 1, 1, BN, BC, False)
+    _, c, _, _, n, rows = shared_out(tl.program_id(0), blocks, 1, N, C, 1, 1, BN, BC, False)
     pivot = slab_pivot(x_ptr, n, tl.program_id(0) % blocks, c, rows, N, C, L, 1, 1, BN, BC, LAST, False)
     mean, square = row_moments(x_ptr, pivot, n, c, rows, 0, L, C, L, LAST, BN, BC, BL)
     where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
@@ -50,7 +50,7 @@ def sums(
 
     ``step`` is the stride of the means between samples: C for one mean per row, 0 for one mean per channel.
     """
-    _, c, _, _, n, rows = shared_out(blocks, 1, N, C, 1, 1, BN, BC, False)
+    _, c, _, _, n, rows = shared_out(tl.program_id(0), blocks, 1, N, C, 1, 1, BN, BC, False)
     from_sample = n.to(tl.int64)[:, None]
     pivot = tl.load(mean_ptr + from_sample * step + c[None, :], mask=rows, other=0.0).to(tl.float32)
     sum_dy = tl.zeros((BN, BC, BL), tl.float32)

@@ -158,7 +158,7 @@ def switch_apply(
     x_ptr, y_ptr, table_ptr, weight_ptr, bias_ptr, mean_weight_ptr, var_weight_ptr, eps, N, C, L, blocks, splits,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
+    split, c, _, exists, n, rows = shared_out(tl.program_id(0), blocks, splits, N, C, 1, 1, BN, BC, False)
     pivot, off, off_mixed, _, rstd = _mixed(
         table_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
     )
@@ -316,7 +316,7 @@ def switch_gradient(
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, BT: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of the input; the first program also computes the gradients of the logits."""
-    split, c, _, exists, n, rows = shared_out(blocks, splits, N, C, 1, 1, BN, BC, False)
+    split, c, _, exists, n, rows = shared_out(tl.program_id(0), blocks, splits, N, C, 1, 1, BN, BC, False)
     _, _, pull_mean, pull_var, pivot, off, _, _, gain = _pulls(
         table_ptr, sum_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr, eps, n, c, exists, rows, N, C, L
     )

@@ -18,13 +18,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from contnorm.kernels.cpp import extension as cpp
 from contnorm.kernels.triton.continual import launch
 from contnorm.kernels.triton.launcher import CACHES_KERNELS, RecordedLaunch, recording
 
@@ -125,7 +125,7 @@ def start(module: Any, driver: Driver) -> None:
 
 def activate() -> bool:
     """Build the extension if needed, and replay launches from now on; returns False if that is not possible."""
-    _use(cpp.load("replay"))
+    _use(_cpp().load("replay"))
     return is_active()
 
 
@@ -155,15 +155,20 @@ def _load_or_build(x: Tensor) -> None:
             raise ValueError(f"CONTNORM_EAGER={mode!r} is not one of {', '.join(MODES)}.")
         if mode == "python" or not (x.is_cuda and CACHES_KERNELS):
             _state = "unavailable"
-        elif mode == "cpp" or cpp.is_built("replay"):
-            _use(cpp.load("replay"))
+        elif mode == "cpp" or _cpp().is_built("replay"):
+            _use(_cpp().load("replay"))
         elif _calls >= BUILD_AFTER:
             _state = "building"
             threading.Thread(target=_build, name="contnorm-build", daemon=True).start()
 
 
 def _build() -> None:
-    _use(cpp.load("replay"))
+    _use(_cpp().load("replay"))
+
+
+def _cpp() -> Any:
+    """Return the module that builds extensions, which imports what a program without a GPU does not need."""
+    return import_module("contnorm.kernels.cpp.extension")
 
 
 def _use(module: Any) -> None:
