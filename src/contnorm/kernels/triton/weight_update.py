@@ -1,7 +1,7 @@
 """The update of stochastic gradient descent, from bfloat16 gradients of one to three passes.
 
 Torch casts each gradient to float32, adds those of several passes, and adds the sum to the weight: three or more passes
-over memory. One kernel does all of it, with the same bits.
+over memory. One kernel does all of it, in the same order.
 """
 
 from __future__ import annotations
