@@ -198,3 +198,16 @@ def test_joblib_has_one_process_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
         work = UnitWork(RunEnvironment(None, Path("data"), torch.device(device), lanes=8))
         assert not list(launcher.launch(work, [], lambda: False))
     assert counts == [8, 1]
+
+
+@pytest.mark.slow
+@NEEDS_JOBLIB
+def test_reused_workers_follow_a_change_of_folder(
+    stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joblib keeps its worker processes, which stay in the folder that the program was in when they were started."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        bench.run(stream, norm="bn", seeds=2, runs="runs", launcher=create_launcher("joblib", {"n_jobs": 2}))
+        assert len(list((tmp_path / name / "runs").glob("*/[01].json"))) == 2

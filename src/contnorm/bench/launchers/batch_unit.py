@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,23 +52,25 @@ class BatchUnit:
         payload: The pickled `UnitWork`.
         unit: The unit.
         stop: File that requests a stop as soon as it exists.
+        folder: The working folder of the program, which paths are relative to.
     """
 
     payload: bytes
     unit: Unit
     stop: Path
+    folder: Path
 
     @classmethod
     def of(cls, work: UnitWork, units: list[Unit], stop: Path) -> list[BatchUnit]:
         """Return the functions of some units."""
-        payload = pickle_objects(work)
-        return [cls(payload, unit, stop) for unit in units]
+        payload, folder = pickle_objects(work), Path.cwd()
+        return [cls(payload, unit, stop, folder) for unit in units]
 
     def __call__(self) -> UnitResult:
         """Execute the unit, unless a stop was requested before."""
         events: list[Event] = []
         try:
-            with _without_interrupts():
+            with _without_interrupts(), _in_folder(self.folder):
                 if self.stop.exists():
                     return UnitResult(events)
                 with user_code_is_loading():
@@ -92,6 +94,11 @@ def _polled(file: Path) -> Callable[[], bool]:
         return found
 
     return exists
+
+
+def _in_folder(folder: Path) -> AbstractContextManager[None]:
+    """Context manager that changes to a folder: a worker that joblib reuses is still in that of an earlier program."""
+    return chdir(folder) if Path.cwd() != folder and folder.is_dir() else nullcontext()
 
 
 @contextmanager

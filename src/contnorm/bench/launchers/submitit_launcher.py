@@ -79,7 +79,7 @@ class SubmititLauncher(Launcher):
         executor = self._executor(self.folder)
         executor.update_parameters(gpus_per_node=gpus, cpus_per_task=threads)
         with stop_file(self.folder, f"stop-{secrets.token_hex(8)}", stop) as file:
-            calls = [_RequeuedUnit(call.payload, call.unit, call.stop) for call in BatchUnit.of(work, [*units], file)]
+            calls = _RequeuedUnit.of(work, [*units], file)
             with executor.batch():
                 jobs = [executor.submit(call) for call in calls]
             waiting = dict(zip(jobs, units, strict=True))
