@@ -26,9 +26,10 @@ _log = logging.getLogger(__name__)
 def is_built(name: str) -> bool:
     """Whether the extension is in the cache for this version of torch and Python."""
     try:
-        return _library(name, cached=True).exists()
+        _library(name, cached=True)  # raises if it is not there
     except BuildError:
         return False
+    return True
 
 
 @cache
