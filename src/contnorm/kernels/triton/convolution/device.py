@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["add_splits", "forward", "input_gradient", "weight_gradient"]
+__all__ = ["add_splits", "forward", "input_gradient", "prepare_weight", "weight_gradient"]
 
 
 _SIZES = ["samples", "height", "width", "out_height", "out_width", "column_blocks"]  # one kernel for all of these
@@ -25,12 +25,56 @@ def _rounded(x):
     return tl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
+@triton.jit
+def _part(steps):
+    """First and last step of the sum of this program: all steps are divided evenly among the splits."""
+    part = tl.cdiv(steps, tl.num_programs(1))
+    first = tl.program_id(1) * part
+    return first, tl.minimum(steps, first + part)
+
+
+@triton.jit
+def _tap_and_chunk(step, taps, chunks, TAPS_FIRST: tl.constexpr):
+    """Tap of the kernel and chunk of channels of a step."""
+    if TAPS_FIRST:
+        tap = step % taps
+        chunk = step // taps
+    else:
+        tap = step // chunks
+        chunk = step % chunks
+    return tap, chunk
+
+
+@triton.jit
+def _load_even(at, rows, columns, EVEN: tl.constexpr):
+    """Load a tile with those rows and columns that exist; all of them if ``EVEN``."""
+    if EVEN:
+        tile = tl.load(at)
+    else:
+        tile = tl.load(at, mask=rows[:, None] & columns[None, :], other=0.0)
+    return tile
+
+
+@triton.jit
+def _load_rows(at, rows, columns, EVEN: tl.constexpr):
+    """Load a tile with those rows that exist, and those columns; all columns if ``EVEN``."""
+    mask = rows[:, None] if EVEN else rows[:, None] & columns[None, :]
+    return tl.load(at, mask=mask, other=0.0)
+
+
+@triton.jit
+def _store(out_ptr, size, total, row, rows, row_size, column, columns):
+    """Store the sums of a tile, in the part of the output that belongs to this split."""
+    at = out_ptr + tl.program_id(1).to(tl.int64) * size + row[:, None] * row_size + column[None, :]
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=rows[:, None] & columns[None, :])
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def forward(
     x_ptr, w_ptr, y_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
-    ROUND: tl.constexpr,
+    ROUND: tl.constexpr, ROUND_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input.
 
@@ -38,8 +82,6 @@ def forward(
     """
     row_block = tl.program_id(0) // column_blocks
     column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
-    split = tl.program_id(1)
-    splits = tl.num_programs(1)
     k = tl.arange(0, BK)
     first_r = 0
     first_s = 0
@@ -70,9 +112,9 @@ def forward(
     chunks = tl.cdiv(channels, BK)
     taps = taps_r * taps_s
     steps = tl.cdiv(KERNEL * KERNEL * channels, BK) if FLAT else taps * chunks
-    part = tl.cdiv(steps, splits)
+    first, last = _part(steps)
     total = tl.zeros((BM, BN), tl.float32)
-    for step in range(split * part, tl.minimum(steps, split * part + part)):
+    for step in range(first, last):
         if FLAT:
             pair = step * BK + k
             r = pair // channels // KERNEL
@@ -85,12 +127,7 @@ def forward(
             w_mask = (column < filters)[:, None] & (r < KERNEL)[None, :]
             b = tl.load(w_columns[:, None] + pair[None, :], mask=w_mask, other=0.0)
         else:
-            if TAPS_FIRST:
-                tap = step % taps
-                chunk = step // taps
-            else:
-                tap = step // chunks
-                chunk = step % chunks
+            tap, chunk = _tap_and_chunk(step, taps, chunks, TAPS_FIRST)
             r = first_r + tap // taps_s
             s = first_s + tap % taps_s
             if BY_POSITION:
@@ -98,20 +135,16 @@ def forward(
             else:
                 inside = exists & (top + r >= 0) & (top + r < height) & (left + s >= 0) & (left + s < width)
             at = chunk * BK + k
-            x_mask = inside[:, None] if EVEN else inside[:, None] & (at < channels)[None, :]
-            a = tl.load(x_rows[:, None] + ((r * width + s) * channels + at)[None, :], mask=x_mask, other=0.0)
+            x_at = x_rows[:, None] + ((r * width + s) * channels + at)[None, :]
+            a = _load_rows(x_at, inside, at < channels, EVEN)
             w_at = w_columns[:, None] + ((r * KERNEL + s) * channels + at)[None, :]
-            if EVEN:
-                b = tl.load(w_at)
-            else:
-                b = tl.load(w_at, mask=(column < filters)[:, None] & (at < channels)[None, :], other=0.0)
+            b = _load_even(w_at, column < filters, at < channels, EVEN)
         if ROUND:
             a = _rounded(a)
+        if ROUND_WEIGHT:
             b = _rounded(b)
         total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
-    offset = split.to(tl.int64) * (samples * out_height * out_width * filters)
-    y_at = y_ptr + offset + row[:, None] * filters + column[None, :]
-    tl.store(y_at, total.to(y_ptr.dtype.element_ty), mask=exists[:, None] & (column < filters)[None, :])
+    _store(y_ptr, samples * out_height * out_width * filters, total, row, exists, filters, column, column < filters)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -127,8 +160,6 @@ def input_gradient(
     """
     row_block = tl.program_id(0) // column_blocks
     column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
-    split = tl.program_id(1)
-    splits = tl.num_programs(1)
     k = tl.arange(0, BK)
     if BY_POSITION:
         blocks = tl.cdiv(samples, BM)
@@ -171,15 +202,10 @@ def input_gradient(
     chunks = tl.cdiv(filters, BK)
     taps = taps_r * taps_s
     steps = taps * chunks
-    part = tl.cdiv(steps, splits)
+    first, last = _part(steps)
     total = tl.zeros((BM, BN), tl.float32)
-    for step in range(split * part, tl.minimum(steps, split * part + part)):
-        if TAPS_FIRST:
-            tap = step % taps
-            chunk = step // taps
-        else:
-            tap = step // chunks
-            chunk = step % chunks
+    for step in range(first, last):
+        tap, chunk = _tap_and_chunk(step, taps, chunks, TAPS_FIRST)
         i = tap // taps_s
         j = tap % taps_s
         if BY_POSITION:
@@ -187,21 +213,16 @@ def input_gradient(
         else:
             inside = exists & (oy - i >= 0) & (oy - i < out_height) & (ox - j >= 0) & (ox - j < out_width)
         at = chunk * BK + k
-        dy_mask = inside[:, None] if EVEN else inside[:, None] & (at < filters)[None, :]
-        a = tl.load(dy_rows[:, None] + (at - (i * out_width + j) * filters)[None, :], mask=dy_mask, other=0.0)
+        dy_at = dy_rows[:, None] + (at - (i * out_width + j) * filters)[None, :]
+        a = _load_rows(dy_at, inside, at < filters, EVEN)
         tap_at = (first_r + i * STRIDE) * KERNEL + first_s + j * STRIDE
         w_at = w_ptr + ((at * (KERNEL * KERNEL) + tap_at) * channels)[:, None] + column[None, :]
-        if EVEN:
-            b = tl.load(w_at)
-        else:
-            b = tl.load(w_at, mask=(at < filters)[:, None] & (column < channels)[None, :], other=0.0)
+        b = _load_even(w_at, at < filters, column < channels, EVEN)
         if ROUND:
             a = _rounded(a)
             b = _rounded(b)
         total = tl.dot(a, b, total, input_precision="tf32")
-    offset = split.to(tl.int64) * (samples * height * width * channels)
-    dx_at = dx_ptr + offset + row[:, None] * channels + column[None, :]
-    tl.store(dx_at, total.to(dx_ptr.dtype.element_ty), mask=exists[:, None] & (column < channels)[None, :])
+    _store(dx_ptr, samples * height * width * channels, total, row, exists, channels, column, column < channels)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -217,8 +238,6 @@ def weight_gradient(
     """
     column_block = tl.program_id(0) % column_blocks
     row = tl.program_id(0) // column_blocks * BM + tl.arange(0, BM)
-    split = tl.program_id(1)
-    splits = tl.num_programs(1)
     k = tl.arange(0, BK)
     if FLAT:
         column = column_block * BN + tl.arange(0, BN)
@@ -245,10 +264,10 @@ def weight_gradient(
     area = rows_y * rows_x
     positions = samples * area
     steps = tl.cdiv(positions, BK)
-    part = tl.cdiv(steps, splits)
+    first, last = _part(steps)
     row_exists = row < filters
     total = tl.zeros((BM, BN), tl.float32)
-    for step in range(split * part, tl.minimum(steps, split * part + part)):
+    for step in range(first, last):
         at = step * BK + k
         exists = at < positions
         if BY_POSITION:
@@ -261,8 +280,9 @@ def weight_gradient(
             oy = at // out_width % out_height
             ox = at % out_width
             dy_rows = at * filters
-        dy_mask = exists[:, None] if EVEN else exists[:, None] & row_exists[None, :]
-        a = tl.load(dy_ptr + dy_rows[:, None] + row[None, :], mask=dy_mask, other=0.0)
+        # As (filters, positions) in the order of memory: a transposed tile would be copied in pieces of 4 bytes.
+        dy_mask = exists[None, :] if EVEN else exists[None, :] & row_exists[:, None]
+        a = tl.load(dy_ptr + row[:, None] + dy_rows[None, :], mask=dy_mask, other=0.0)
         iy = oy * STRIDE
         ix = ox * STRIDE
         if FLAT:
@@ -281,11 +301,33 @@ def weight_gradient(
         if ROUND:
             a = _rounded(a)
             b = _rounded(b)
-        total = tl.dot(tl.trans(a), b, total, input_precision="tf32")
+        total = tl.dot(a, b, total, input_precision="tf32")
     size = KERNEL * KERNEL * channels
-    offset = split.to(tl.int64) * (filters * size)
-    dw_at = dw_ptr + offset + row[:, None] * size + column[None, :]
-    tl.store(dw_at, total.to(dw_ptr.dtype.element_ty), mask=row_exists[:, None] & column_exists[None, :])
+    _store(dw_ptr, filters * size, total, row, row_exists, size, column, column_exists)
+
+
+@triton.jit
+def prepare_weight(
+    w_ptr, out_ptr, filters, channels, TAPS: tl.constexpr, MIRROR: tl.constexpr, ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Weight (filters, taps, channels) rounded; if ``MIRROR``, as (channels, taps, filters) with taps in reverse order.
+
+    The gradient of the input of a convolution with stride 1 is a convolution with the mirrored weight. The tensor cores
+    read TF32 operands only along the sum, which in the gradient of the input is that over the filters.
+    """
+    tap = tl.program_id(2)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = (row < filters)[:, None] & (column < channels)[None, :]
+    w = tl.load(w_ptr + ((row * TAPS + tap) * channels)[:, None] + column[None, :], mask=exists, other=0.0)
+    if ROUND:
+        w = _rounded(w)
+    if MIRROR:
+        at = ((column * TAPS + TAPS - 1 - tap) * filters)[:, None] + row[None, :]
+        tl.store(out_ptr + at, tl.trans(w), mask=(column < channels)[:, None] & (row < filters)[None, :])
+    else:
+        tl.store(out_ptr + ((row * TAPS + tap) * channels)[:, None] + column[None, :], w, mask=exists)
 
 
 @triton.jit
