@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,8 @@ from contnorm.benchmarks.timing import Percentiles, flatten_row, measure_time
 from contnorm.cli import speed
 from contnorm.cli.main import main
 from contnorm.errors import UserError
-from contnorm.kernels.triton.convolution.launch import Direction
+from contnorm.kernels.triton.convolution.launch import Direction, Geometry, Tiles
+from contnorm.kernels.triton.convolution.table import VARIABLE, ConvolutionTable, format_tables, read_tables
 from tests.datasets import small_cifar100
 
 pytestmark = pytest.mark.slow  # it measures
@@ -135,11 +138,85 @@ def test_convolutions_are_measured_on_a_gpu_only(tmp_path: Path) -> None:
         next(measure_speed("convolutions", tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"stem": "poll"}, r"stem 'poll'.*pool"),
+        ({"precisions": ("fp32",)}, r"precision 'fp32'.*tf32"),
+        ({"batch": 0}, "0 images of 32x32"),
+        ({"size": -1}, "20 images of -1x-1"),
+    ],
+    ids=str,
+)
+def test_shape_of_the_network_is_checked(shape: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        next(measure_speed("convolutions", tmp_path, shape=convolutions.NetworkShape(**shape)))
+
+
+def test_shape_applies_to_convolutions_only(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="convolutions, not to layers"):
+        next(measure_speed("layers", tmp_path, shape=convolutions.NetworkShape(batch=10)))
+
+
+def test_shape_determines_the_measured_convolutions() -> None:
+    plain = convolutions.geometries(convolutions.NetworkShape("plain", 32, 64))
+    assert plain[0] == Geometry(32, 3, 64, 64, 64, 3, 1, 1)
+    assert Geometry(32, 512, 8, 8, 512, 3, 1, 1) in plain
+    assert Geometry(20, 512, 2, 2, 512, 3, 1, 1) in convolutions.geometries()
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ("--stem plain --batch 32 --image-size 64 --precision bf16", ("plain", 32, 64, ("bf16",))),
+        ("--batch 10", ("pool", 10, 32, ("tf32", "bf16"))),
+        ("", None),
+    ],
+)
+def test_options_describe_the_shape(
+    options: str, shape: tuple[Any, ...] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def recorded(*args: Any, shape: object, **options: Any) -> tuple[()]:
+        shapes.append(shape)
+        return ()
+
+    shapes: list[object] = []
+    monkeypatch.setattr(speed.benchmarks, "measure_speed", recorded)
+    monkeypatch.setattr(sys, "argv", ["contnorm", "speed", "convolutions", "--out", str(tmp_path), *options.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0 and shapes == [shape]
+
+
+def test_measured_convolutions_extend_the_tables_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Entries of other sizes and other GPUs stay; a measured convolution at which cuDNN is faster has none."""
+    old, slow, fast = (Geometry(20, 64, side, side, 64, 3, 1, 1) for side in (4, 8, 16))
+    tiles, here = Tiles(64, 64, 32, 1, 4, 3), {"gpu": "here"}
+    table = ConvolutionTable({("forward", "float32", g): tiles for g in (old, slow)})
+    own = tmp_path / "own.json"
+    own.write_text(format_tables([({"gpu": "other"}, table), (here, table)]))
+    monkeypatch.setenv(VARIABLE, str(own))
+    monkeypatch.setattr(measure, "find_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr(measure, "environment_of", lambda device: {})
+    monkeypatch.setattr(measure, "environment_of_table", lambda device: here)
+    monkeypatch.setattr(measure, "current_device", lambda device: nullcontext())
+    rows = [
+        convolutions.ConvolutionRow("tf32", "forward", geometry, 10.0, us, tiles)
+        for geometry, us in ((slow, 11.0), (fast, 5.0))
+    ]
+    monkeypatch.setattr(measure, "measure_convolutions", lambda device, shape: iter(rows))
+    assert len(list(measure_speed("convolutions", tmp_path, device="cuda"))) == 2
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "convolutions.json"))
+    tables = {valid_for["gpu"]: {key[2] for key in table.entries} for valid_for, table in read_tables()}
+    assert tables == {"other": {old, slow}, "here": {old, fast}}
+
+
 @pytest.mark.parametrize("direction", convolutions.DIRECTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_candidates_of_every_convolution_can_be_launched(direction: Direction, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("stem", convolutions.STEMS)
+def test_candidates_of_every_convolution_can_be_launched(direction: Direction, dtype: torch.dtype, stem: str) -> None:
     """Triton requires powers of two of at least 16; every program must have something to add."""
-    for geometry in convolutions.geometries():
+    for geometry in convolutions.geometries(convolutions.NetworkShape(stem)):
         tensors = convolutions._Tensors.__new__(convolutions._Tensors)
         tensors.geometry, tensors.dtype = geometry, dtype
         found = convolutions._candidates(direction, tensors)
@@ -148,6 +225,7 @@ def test_candidates_of_every_convolution_can_be_launched(direction: Direction, d
             assert all(size >= 16 and size & (size - 1) == 0 for size in tiles[:3])
             assert 1 <= tiles.splits <= convolutions._steps(direction, geometry, tiles)
             assert tiles.rounded == (dtype == torch.float32)
+            assert not tiles.prepared or geometry.stride == 1 or direction == "forward"
 
 
 def test_startup_times_commands_and_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

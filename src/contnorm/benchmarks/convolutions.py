@@ -58,6 +58,8 @@ _PRODUCT = (
     (32, 128, 32, 4),
     (256, 64, 32, 8),
     (64, 32, 64, 2),
+    (128, 256, 32, 8),
+    (256, 128, 32, 8),
 )
 _BY_POSITION = ((32, 64, 64, 4), (32, 128, 32, 4), (32, 128, 64, 4), (32, 64, 32, 2), (32, 32, 64, 2))
 _WEIGHT = (
@@ -71,6 +73,7 @@ _WEIGHT = (
     (128, 64, 32, 2),
     (128, 128, 32, 8),
     (32, 128, 32, 4),
+    (128, 128, 32, 4),
 )
 _FEW_CHANNELS = ((64, 32, 32, 4), (64, 32, 32, 2), (64, 32, 64, 4), (64, 32, 128, 4), (64, 32, 64, 2))
 
@@ -234,7 +237,7 @@ def _measure(precision: str, direction: Direction, tensors: _Tensors) -> Convolu
 
     measure_all(_candidates(direction, tensors))
     best = sorted(times, key=lambda tiles: times[tiles])[:3]
-    measure_all([near for tiles in best for near in _neighbours(direction, tiles)])
+    measure_all([near for tiles in best for near in _neighbours(direction, tensors.geometry, tiles)])
     tiles = min(times, key=lambda tiles: times[tiles])
     cudnn = _time(direction, tensors, None)
     return ConvolutionRow(precision, direction, tensors.geometry, cudnn, times[tiles], tiles)
@@ -292,13 +295,21 @@ def _candidates(direction: Direction, tensors: _Tensors) -> list[Tiles]:
             Tiles(rows, columns, deeper * depth, 1, warps, 3, True) for rows, columns, depth, warps in _BY_POSITION
         ]
     widths = {"forward": g.filters, "input": g.channels, "weight": max(32, g.channels)}
-    found = [tiles._replace(rounded=tensors.dtype == torch.float32) for tiles in found]
+    if tensors.dtype == torch.float32:
+        found = [tiles._replace(rounded=True) for tiles in found]
+        if _can_prepare(direction, g):
+            found += [tiles._replace(prepared=True) for tiles in found if tiles.warps >= 4]
     return [
         split
         for tiles in found
         if tiles.columns <= widths[direction] or tiles.reordered
         for split in _with_splits(direction, g, tiles)
     ]
+
+
+def _can_prepare(direction: Direction, g: Geometry) -> bool:
+    """Whether a kernel of its own can prepare the weight; for kernels of 1x1, that is as much work as the product."""
+    return g.kernel > 1 and (direction == "forward" or (direction == "input" and g.stride == 1))
 
 
 def _with_splits(direction: Direction, g: Geometry, tiles: Tiles) -> list[Tiles]:
@@ -318,12 +329,12 @@ def _steps(direction: Direction, g: Geometry, tiles: Tiles) -> int:
     return -(-terms[direction] // tiles.depth)
 
 
-def _neighbours(direction: Direction, tiles: Tiles) -> list[Tiles]:
+def _neighbours(direction: Direction, g: Geometry, tiles: Tiles) -> list[Tiles]:
     """Return the tiles of the second round, near good ones of the first."""
     near = [tiles._replace(stages=stages) for stages in (1, 2, 4, 5)]
     near += [tiles._replace(splits=max(1, round(tiles.splits * factor))) for factor in (0.5, 2)]
     if direction != "weight":
         near += [tiles._replace(reordered=True), tiles._replace(reordered=True, stages=1)]
-    elif not tiles.reordered:
+    elif not tiles.reordered and g.kernel > 1:
         near.append(tiles._replace(by_position=not tiles.by_position))
     return near
