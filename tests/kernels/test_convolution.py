@@ -69,14 +69,14 @@ def _can_run(device: torch.device) -> Iterator[None]:
 
 def tensors(g: Geometry, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     """Input, weight and gradient of the output, in channels_last layout."""
-    chance = torch.Generator().manual_seed(0)
+    chance = torch.Generator(device).manual_seed(0)
     shapes = (
         (g.samples, g.channels, g.height, g.width),
         (g.filters, g.channels, g.kernel, g.kernel),
         (g.samples, g.filters, g.out_height, g.out_width),
     )
     x, weight, dy = (
-        torch.randn(shape, generator=chance).to(device, dtype).contiguous(memory_format=torch.channels_last)
+        torch.randn(shape, generator=chance, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
         for shape in shapes
     )
     return x, weight, dy
