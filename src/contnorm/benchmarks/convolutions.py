@@ -298,7 +298,9 @@ def _candidates(direction: Direction, tensors: _Tensors) -> list[Tiles]:
     if tensors.dtype == torch.float32:
         found = [tiles._replace(rounded=True) for tiles in found]
         if _can_prepare(direction, g):
-            found += [tiles._replace(prepared=True) for tiles in found if tiles.warps >= 4]
+            found += [
+                tiles._replace(prepared=True) for tiles in found if tiles.warps >= 4 and _is_plain(direction, tiles)
+            ]
     return [
         split
         for tiles in found
@@ -308,8 +310,13 @@ def _candidates(direction: Direction, tensors: _Tensors) -> list[Tiles]:
 
 
 def _can_prepare(direction: Direction, g: Geometry) -> bool:
-    """Whether a kernel of its own can prepare the weight; for kernels of 1x1, that is as much work as the product."""
-    return g.kernel > 1 and (direction == "forward" or (direction == "input" and g.stride == 1))
+    """Whether a kernel of its own can prepare an operand; for kernels of 1x1, that is as much work as the product."""
+    return g.kernel > 1 and g.channels >= 16 and (direction != "input" or g.stride == 1)
+
+
+def _is_plain(direction: Direction, tiles: Tiles) -> bool:
+    """Whether the tiles have no options that a prepared input does not have."""
+    return direction != "weight" or not (tiles.by_position or tiles.reordered)
 
 
 def _with_splits(direction: Direction, g: Geometry, tiles: Tiles) -> list[Tiles]:
@@ -335,6 +342,6 @@ def _neighbours(direction: Direction, g: Geometry, tiles: Tiles) -> list[Tiles]:
     near += [tiles._replace(splits=max(1, round(tiles.splits * factor))) for factor in (0.5, 2)]
     if direction != "weight":
         near += [tiles._replace(reordered=True), tiles._replace(reordered=True, stages=1)]
-    elif not tiles.reordered and g.kernel > 1:
+    elif not tiles.reordered and not tiles.prepared and g.kernel > 1:
         near.append(tiles._replace(by_position=not tiles.by_position))
     return near

@@ -165,7 +165,7 @@ def full_table(trainer: Trainer, dtype: str, batch: int) -> ConvolutionTable:
         rounded = dtype == "float32"
         tiles = Tiles(32, 16, 32, 3, 4, 3, by_position=geometry.height <= 4, rounded=rounded)
         for direction in DIRECTIONS:
-            prepared = rounded and direction != "weight" and geometry.stride == 1
+            prepared = rounded and (direction != "input" or geometry.stride == 1)
             entries[direction, dtype, geometry] = tiles._replace(prepared=prepared)
 
     layers = [module for module in trainer.model.modules() if isinstance(module, Convolution)]

@@ -13,7 +13,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["add_splits", "forward", "input_gradient", "prepare_weight", "weight_gradient"]
+__all__ = [
+    "add_splits",
+    "forward",
+    "input_gradient",
+    "prepare_input",
+    "prepare_weight",
+    "weight_gradient",
+    "weight_gradient_of_prepared",
+]
 
 
 _SIZES = ["samples", "height", "width", "out_height", "out_width", "column_blocks"]  # one kernel for all of these
@@ -304,6 +312,68 @@ def weight_gradient(
         total = tl.dot(a, b, total, input_precision="tf32")
     size = KERNEL * KERNEL * channels
     _store(dw_ptr, filters * size, total, row, row_exists, size, column, column_exists)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def weight_gradient_of_prepared(
+    dy_ptr, x_ptr, dw_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PITCH: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the weight, as `weight_gradient`, from an input as (channels, positions, samples).
+
+    A step of the sum has samples of one position. So the tensor cores can read the input along the sum, as they need
+    it for TF32, and every tap is inside of the image for all samples of a step, or outside and skipped.
+    """
+    blocks = tl.cdiv(channels, BN)
+    column_block = tl.program_id(0) % column_blocks
+    row = tl.program_id(0) // column_blocks * BM + tl.arange(0, BM)
+    tap = column_block // blocks
+    channel = column_block % blocks * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    r = tap // KERNEL - PADDING
+    s = tap % KERNEL - PADDING
+    first_y = tl.maximum(0, (STRIDE - 1 - r) // STRIDE)
+    first_x = tl.maximum(0, (STRIDE - 1 - s) // STRIDE)
+    rows_y = tl.maximum(tl.minimum(out_height, (height - r + STRIDE - 1) // STRIDE) - first_y, 0)
+    rows_x = tl.maximum(tl.minimum(out_width, (width - s + STRIDE - 1) // STRIDE) - first_x, 0)
+    first, last = _part(rows_y * rows_x * (PITCH // BK))
+    dy_rows = dy_ptr + row[:, None] + (k * (out_height * out_width * filters))[None, :]
+    x_rows = x_ptr + (channel * (height * width * PITCH))[:, None] + k[None, :]
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(first, last):
+        position = step // (PITCH // BK)
+        start = step % (PITCH // BK) * BK
+        oy = first_y + position // rows_x
+        ox = first_x + position % rows_x
+        exists = start + k < samples
+        dy_mask = exists[None, :] if EVEN else exists[None, :] & (row < filters)[:, None]
+        a = tl.load(dy_rows + ((start * out_height + oy) * out_width + ox) * filters, mask=dy_mask, other=0.0)
+        x_at = x_rows + ((oy * STRIDE + r) * width + ox * STRIDE + s) * PITCH + start
+        b = _load_even(x_at, channel < channels, k < BK, EVEN)
+        if ROUND:
+            a = _rounded(a)
+        total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
+    size = KERNEL * KERNEL * channels
+    _store(dw_ptr, filters * size, total, row, row < filters, size, tap * channels + channel, channel < channels)
+
+
+@triton.jit
+def prepare_input(
+    x_ptr, out_ptr, samples, positions, channels, PITCH: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """Input (samples, positions, channels) rounded, as (channels, positions, PITCH samples) with zeros at the end."""
+    position = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    sample = tl.program_id(2) * BK + tl.arange(0, BK)
+    exists = (sample < samples)[:, None] & (channel < channels)[None, :]
+    at = ((sample * positions + position) * channels)[:, None] + channel[None, :]
+    x = tl.load(x_ptr + at, mask=exists, other=0.0)
+    if ROUND:
+        x = _rounded(x)
+    out_at = ((channel * positions + position) * PITCH)[:, None] + sample[None, :]
+    tl.store(out_ptr + out_at, tl.trans(x), mask=(channel < channels)[:, None])
 
 
 @triton.jit

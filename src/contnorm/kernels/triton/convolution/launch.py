@@ -64,7 +64,8 @@ class Tiles(NamedTuple):
     by_position: bool = False  # whether taps outside of the image are skipped
     reordered: bool = False  # taps before channels in the sum; for weight gradients, columns of several taps
     rounded: bool = False  # float32 to the nearest TF32 number, which the tensor cores would truncate
-    prepared: bool = False  # weight rounded, and for gradients of the input mirrored, by a kernel of its own
+    prepared: bool = False  # a kernel of its own rounds the weight, mirrored for the gradient of the input; or the
+    # input for that of the weight, with samples as the last dimension
 
 
 class _Launches(NamedTuple):
@@ -120,6 +121,11 @@ def _is_even(direction: Direction, g: Geometry, t: Tiles) -> bool:
 _KERNELS = {"forward": "forward", "input": "input_gradient", "weight": "weight_gradient"}
 
 
+def _pitch(g: Geometry, t: Tiles) -> int:
+    """Return the samples of a prepared input, with zeros up to a multiple of the depth."""
+    return _blocks(g.samples, t.depth) * t.depth
+
+
 @lru_cache(maxsize=1024)
 def _launches(direction: Direction, g: Geometry, t: Tiles, size: int) -> _Launches:
     code = import_module("contnorm.kernels.triton.convolution.device")
@@ -141,7 +147,12 @@ def _launches(direction: Direction, g: Geometry, t: Tiles, size: int) -> _Launch
     if direction == "forward":
         constants["FLAT"] = g.channels < _FEW_CHANNELS and not t.by_position
         constants["ROUND_WEIGHT"] = constants["ROUND"] and not t.prepared
-    product = Launch(getattr(code, _KERNELS[direction]), (rows * columns, t.splits), constants)
+    name = _KERNELS[direction]
+    if direction == "weight" and t.prepared:
+        name = "weight_gradient_of_prepared"
+        constants = {key: value for key, value in constants.items() if key not in ("BY_POSITION", "FLAT")}
+        constants["PITCH"] = _pitch(g, t)
+    product = Launch(getattr(code, name), (rows * columns, t.splits), constants)
     addition = None
     if t.splits > 1:
         addition = Launch(
@@ -183,6 +194,20 @@ def _prepared(weight: Tensor, mirror: bool, rounded: bool) -> Tensor:
     return out
 
 
+def _prepared_input(x: Tensor, g: Geometry, t: Tiles) -> Tensor:
+    """Return the input rounded to TF32, as (channels, positions, samples) with zeros after the samples."""
+    positions, pitch = g.height * g.width, _pitch(g, t)
+    out = torch.empty((g.channels, positions, pitch), dtype=x.dtype, device=x.device)
+    with on_device_of(x):
+        launch(
+            import_module("contnorm.kernels.triton.convolution.device").prepare_input,
+            (positions, _blocks(g.channels, _PREPARE_BLOCK), pitch // t.depth),
+            x, out, g.samples, positions, g.channels,
+            PITCH=pitch, ROUND=t.rounded and not INTERPRETED, BLOCK=_PREPARE_BLOCK, BK=t.depth, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
 def convolve(x: Tensor, weight: Tensor, g: Geometry, t: Tiles) -> Tensor:
     """Return the output of the convolution; both tensors are channels_last."""
     if t.prepared:
@@ -200,4 +225,6 @@ def input_gradient(dy: Tensor, weight: Tensor, g: Geometry, t: Tiles) -> Tensor:
 
 def weight_gradient(dy: Tensor, x: Tensor, g: Geometry, t: Tiles) -> Tensor:
     """Return the gradient of the weight; both tensors are channels_last."""
+    if t.prepared:
+        x = _prepared_input(x, g, t)
     return _run("weight", dy, x, _empty(dy, g.filters, g.channels, g.kernel, g.kernel), g, t)
