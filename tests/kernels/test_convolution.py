@@ -55,6 +55,10 @@ GEOMETRIES = [
     Geometry(3, 4, 6, 6, 8, 3, 2, 0),
     Geometry(20, 16, 1, 1, 16, 3, 1, 1),
     Geometry(2, 3, 9, 8, 8, 3, 1, 1),
+    Geometry(5, 16, 4, 4, 16, 3, 1, 1),  # steps of 16 positions are whole images,
+    Geometry(3, 16, 8, 8, 16, 3, 2, 1),
+    Geometry(3, 16, 8, 8, 16, 3, 1, 1),  # several rows,
+    Geometry(2, 16, 3, 32, 16, 3, 1, 1),  # and half a row
 ]
 
 

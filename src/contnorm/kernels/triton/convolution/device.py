@@ -237,12 +237,14 @@ def input_gradient(
 def weight_gradient(
     dy_ptr, x_ptr, dw_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr, EVEN: tl.constexpr,
+    ROUND: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the weight, (filters, taps * channels): a sum over the positions of the output.
 
     A program has one tap and a block of channels, or if ``FLAT`` a block of (tap, channel) pairs. With one tap and
-    ``BY_POSITION``, the sum has only those positions at which the tap is inside of the image.
+    ``BY_POSITION``, the sum has only those positions at which the tap is inside of the image. If ``ALIGNED``, a step
+    has whole rows or images, or lies in one, so that vectors are divided before the loop only.
     """
     column_block = tl.program_id(0) % column_blocks
     row = tl.program_id(0) // column_blocks * BM + tl.arange(0, BM)
@@ -274,6 +276,10 @@ def weight_gradient(
     steps = tl.cdiv(positions, BK)
     first, last = _part(steps)
     row_exists = row < filters
+    if ALIGNED:
+        k_sample = k // area
+        k_y = k // out_width % out_height
+        k_x = k % out_width
     total = tl.zeros((BM, BN), tl.float32)
     for step in range(first, last):
         at = step * BK + k
@@ -284,9 +290,14 @@ def weight_gradient(
             ox = first_x + at % rows_x
             dy_rows = ((sample * out_height + oy) * out_width + ox) * filters
         else:
-            sample = at // (out_height * out_width)
-            oy = at // out_width % out_height
-            ox = at % out_width
+            if ALIGNED:
+                sample = step * BK // area + k_sample
+                oy = step * BK % area // out_width + k_y
+                ox = step * BK % out_width + k_x
+            else:
+                sample = at // area
+                oy = at // out_width % out_height
+                ox = at % out_width
             dy_rows = at * filters
         # As (filters, positions) in the order of memory: a transposed tile would be copied in pieces of 4 bytes.
         dy_mask = exists[None, :] if EVEN else exists[None, :] & row_exists[:, None]

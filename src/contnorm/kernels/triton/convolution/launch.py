@@ -118,6 +118,13 @@ def _is_even(direction: Direction, g: Geometry, t: Tiles) -> bool:
     return g.filters % t.rows == 0 and g.channels % t.columns == 0
 
 
+def _is_aligned(g: Geometry, t: Tiles) -> bool:
+    """Whether each step of a weight gradient has whole images or rows of the output, or lies in one row."""
+    width, area = g.out_width, g.out_height * g.out_width
+    in_rows = area % t.depth == 0 and (width % t.depth == 0 or t.depth % width == 0)
+    return not t.by_position and (t.depth % area == 0 or in_rows)
+
+
 _KERNELS = {"forward": "forward", "input": "input_gradient", "weight": "weight_gradient"}
 
 
@@ -144,13 +151,15 @@ def _launches(direction: Direction, g: Geometry, t: Tiles, size: int) -> _Launch
         "num_warps": t.warps,
         "num_stages": t.stages,
     }
+    if direction == "weight":
+        constants["ALIGNED"] = _is_aligned(g, t)
     if direction == "forward":
         constants["FLAT"] = g.channels < _FEW_CHANNELS and not t.by_position
         constants["ROUND_WEIGHT"] = constants["ROUND"] and not t.prepared
     name = _KERNELS[direction]
     if direction == "weight" and t.prepared:
         name = "weight_gradient_of_prepared"
-        constants = {key: value for key, value in constants.items() if key not in ("BY_POSITION", "FLAT")}
+        constants = {key: value for key, value in constants.items() if key not in ("BY_POSITION", "FLAT", "ALIGNED")}
         constants["PITCH"] = _pitch(g, t)
     product = Launch(getattr(code, name), (rows * columns, t.splits), constants)
     addition = None
