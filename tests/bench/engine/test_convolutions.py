@@ -227,7 +227,7 @@ class TestLaw:
         ids=["truncated", "rounded", "prepared"],
     )
     def test_error_is_comparable_with_cudnns(self, tiles: Tiles, factor: float) -> None:
-        """TF32 rounds inputs to 11 bits, as ours do if they are told so."""
+        """TF32 products have inputs of 11 bits, rounded or truncated."""
         g = Geometry(20, 128, 8, 8, 128, 3, 1, 1)
         chance = torch.Generator("cuda").manual_seed(0)
 
