@@ -77,20 +77,15 @@ def _store(out_ptr, size, total, row, rows, row_size, column, columns):
     tl.store(at, total.to(out_ptr.dtype.element_ty), mask=rows[:, None] & columns[None, :])
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def forward(
-    x_ptr, w_ptr, y_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
-    ROUND: tl.constexpr, ROUND_WEIGHT: tl.constexpr,
+@triton.jit
+def _output_rows(
+    row_block, samples, height, width, out_height, out_width, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    PADDING: tl.constexpr, BM: tl.constexpr, BY_POSITION: tl.constexpr,
 ):  # fmt: skip
-    """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input.
+    """Rows of a tile of the output: index, sample, whether it exists, and the first tap's position in the input.
 
-    If ``FLAT``, a step of the sum has (tap, channel) pairs of several taps, for images with few channels.
+    Also the taps of the tile: the first one and the number, in both directions.
     """
-    row_block = tl.program_id(0) // column_blocks
-    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
     first_r = 0
     first_s = 0
     taps_r = KERNEL
@@ -115,6 +110,26 @@ def forward(
         sample = row // (out_height * out_width)
         top = row // out_width % out_height * STRIDE - PADDING
         left = row % out_width * STRIDE - PADDING
+    return row, sample, exists, top, left, first_r, first_s, taps_r, taps_s
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def forward(
+    x_ptr, w_ptr, y_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
+    ROUND: tl.constexpr, ROUND_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input.
+
+    If ``FLAT``, a step of the sum has (tap, channel) pairs of several taps, for images with few channels.
+    """
+    row_block = tl.program_id(0) // column_blocks
+    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    row, sample, exists, top, left, first_r, first_s, taps_r, taps_s = _output_rows(
+        row_block, samples, height, width, out_height, out_width, KERNEL, STRIDE, PADDING, BM, BY_POSITION
+    )
     x_rows = x_ptr + ((sample * height + top) * width + left) * channels
     w_columns = w_ptr + column * (KERNEL * KERNEL * channels)
     chunks = tl.cdiv(channels, BK)
@@ -155,20 +170,15 @@ def forward(
     _store(y_ptr, samples * out_height * out_width * filters, total, row, exists, filters, column, column < filters)
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def input_gradient(
-    dy_ptr, w_ptr, dx_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
+@triton.jit
+def _input_rows(
+    row_block, samples, height, width, out_height, out_width, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    PADDING: tl.constexpr, BM: tl.constexpr, BY_POSITION: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the input, (rows, channels): positions of the input times taps and filters of the output.
+    """Rows of a tile of the input: index, sample, whether it exists, and the first tap's position in the output.
 
-    With a stride, the positions of the input are divided by their remainders modulo the stride. All positions with the
-    same remainders have the same taps, so no product is with a zero.
+    Also the taps of the tile: the first one and the number, in both directions.
     """
-    row_block = tl.program_id(0) // column_blocks
-    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
-    k = tl.arange(0, BK)
     if BY_POSITION:
         blocks = tl.cdiv(samples, BM)
         position = row_block // blocks
@@ -206,6 +216,26 @@ def input_gradient(
         ox -= skipped_s
         taps_r = tl.maximum(tl.minimum(taps_r - skipped_r, oy + 1), 0)
         taps_s = tl.maximum(tl.minimum(taps_s - skipped_s, ox + 1), 0)
+    return row, sample, exists, oy, ox, first_r, first_s, taps_r, taps_s
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def input_gradient(
+    dy_ptr, w_ptr, dx_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the input, (rows, channels): positions of the input times taps and filters of the output.
+
+    With a stride, the positions of the input are divided by their remainders modulo the stride. All positions with the
+    same remainders have the same taps, so no product is with a zero.
+    """
+    row_block = tl.program_id(0) // column_blocks
+    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    row, sample, exists, oy, ox, first_r, first_s, taps_r, taps_s = _input_rows(
+        row_block, samples, height, width, out_height, out_width, KERNEL, STRIDE, PADDING, BM, BY_POSITION
+    )
     dy_rows = dy_ptr + ((sample * out_height + oy) * out_width + ox) * filters
     chunks = tl.cdiv(filters, BK)
     taps = taps_r * taps_s
@@ -231,6 +261,13 @@ def input_gradient(
             b = _rounded(b)
         total = tl.dot(a, b, total, input_precision="tf32")
     _store(dx_ptr, samples * height * width * channels, total, row, exists, channels, column, column < channels)
+
+
+@triton.jit
+def _positions_inside(shift, size, out_size, STRIDE: tl.constexpr):
+    """First position of the output, and the number, at which a tap is inside of the image, in one direction."""
+    first = tl.maximum(0, (STRIDE - 1 - shift) // STRIDE)
+    return first, tl.maximum(tl.minimum(out_size, (size - shift + STRIDE - 1) // STRIDE) - first, 0)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -267,10 +304,8 @@ def weight_gradient(
     rows_y = out_height
     rows_x = out_width
     if BY_POSITION:
-        first_y = tl.maximum(0, (STRIDE - 1 - r) // STRIDE)
-        first_x = tl.maximum(0, (STRIDE - 1 - s) // STRIDE)
-        rows_y = tl.maximum(tl.minimum(out_height, (height - r + STRIDE - 1) // STRIDE) - first_y, 0)
-        rows_x = tl.maximum(tl.minimum(out_width, (width - s + STRIDE - 1) // STRIDE) - first_x, 0)
+        first_y, rows_y = _positions_inside(r, height, out_height, STRIDE)
+        first_x, rows_x = _positions_inside(s, width, out_width, STRIDE)
     area = rows_y * rows_x
     positions = samples * area
     steps = tl.cdiv(positions, BK)
@@ -344,10 +379,8 @@ def weight_gradient_of_prepared(
     k = tl.arange(0, BK)
     r = tap // KERNEL - PADDING
     s = tap % KERNEL - PADDING
-    first_y = tl.maximum(0, (STRIDE - 1 - r) // STRIDE)
-    first_x = tl.maximum(0, (STRIDE - 1 - s) // STRIDE)
-    rows_y = tl.maximum(tl.minimum(out_height, (height - r + STRIDE - 1) // STRIDE) - first_y, 0)
-    rows_x = tl.maximum(tl.minimum(out_width, (width - s + STRIDE - 1) // STRIDE) - first_x, 0)
+    first_y, rows_y = _positions_inside(r, height, out_height, STRIDE)
+    first_x, rows_x = _positions_inside(s, width, out_width, STRIDE)
     first, last = _part(rows_y * rows_x * (PITCH // BK))
     dy_rows = dy_ptr + row[:, None] + (k * (out_height * out_width * filters))[None, :]
     x_rows = x_ptr + (channel * (height * width * PITCH))[:, None] + k[None, :]
