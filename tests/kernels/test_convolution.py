@@ -21,6 +21,7 @@ from contnorm.kernels.triton.convolution.launch import (
     DIRECTIONS,
     Geometry,
     Tiles,
+    _is_aligned,
     convolve,
     input_gradient,
     weight_gradient,
@@ -55,10 +56,12 @@ GEOMETRIES = [
     Geometry(3, 4, 6, 6, 8, 3, 2, 0),
     Geometry(20, 16, 1, 1, 16, 3, 1, 1),
     Geometry(2, 3, 9, 8, 8, 3, 1, 1),
-    Geometry(5, 16, 4, 4, 16, 3, 1, 1),  # steps of 16 positions are whole images,
-    Geometry(3, 16, 8, 8, 16, 3, 2, 1),
-    Geometry(3, 16, 8, 8, 16, 3, 1, 1),  # several rows,
-    Geometry(2, 16, 3, 32, 16, 3, 1, 1),  # and half a row
+]
+ALIGNED = [
+    Geometry(5, 5, 2, 2, 5, 3, 1, 1),  # steps of 16 positions are several images,
+    Geometry(2, 5, 8, 8, 5, 3, 2, 1),  # one image,
+    Geometry(2, 5, 8, 8, 5, 3, 1, 1),  # several rows,
+    Geometry(2, 5, 3, 32, 5, 3, 1, 1),  # and half a row
 ]
 
 
@@ -122,6 +125,15 @@ def test_kernels_match_float64(g: Geometry, name: str, device: torch.device) -> 
         assert actual.shape == target.shape
         assert actual.is_contiguous(memory_format=torch.channels_last)
         assert error(actual, target) < tolerance(device, x.dtype), direction
+
+
+@pytest.mark.parametrize("name", ["plain", "split", "reordered"])
+@pytest.mark.parametrize("g", ALIGNED, ids=lambda g: "x".join(map(str, g)))
+def test_weight_gradients_with_aligned_steps_match_float64(g: Geometry, name: str, device: torch.device) -> None:
+    x, weight, dy = tensors(g, device)
+    assert _is_aligned(g, VARIANTS[name]) and not _is_aligned(g._replace(width=5, stride=1), VARIANTS[name])
+    expected: Tensor = exact(g, x, weight, dy).weight  # type: ignore[assignment]
+    assert error(weight_gradient(dy, x, g, VARIANTS[name]), expected) < tolerance(device, x.dtype)
 
 
 def test_entries_of_the_package_match_float64(device: torch.device) -> None:
