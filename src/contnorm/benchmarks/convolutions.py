@@ -42,7 +42,7 @@ SEEDS, LAYERS = 8, 5  # CUDA streams, and layers of each, which have their own w
 STEMS = ("pool", "plain")
 DTYPES = {"tf32": torch.float32, "bf16": torch.bfloat16}
 PROGRAMS = (200, 450, 1000)  # of all seeds together; an H200 has 132 multiprocessors
-MARGIN = 0.97  # Triton must be faster than cuDNN by 3 %, which is more than the noise of a measurement
+MARGIN = 0.95  # Triton must be faster than cuDNN by 5 %, which is more than the noise of a measurement
 
 # Rows, columns and depth of a tile, and warps. The depth is for 4-byte values, and twice as much for 2-byte values.
 _PRODUCT = (
