@@ -54,7 +54,7 @@ RUN_CASES = (
     ),
     RunCase("split-cifar100", "cifar100", "er, derpp", "all", recipe="table2"),
 )
-WARM_UP = ("--seeds", "1", "--max-steps", "60")  # of a recipe: all kernels of its runs, in few steps
+WARM_UP = ("--seeds", "1", "--max-steps", "300")  # of a recipe: all kernels of its runs, also after the first task
 
 
 def measure_runs(device: str, root: Path, max_steps: int | None = None, only: Sequence[str] = ()) -> Iterator[RunRow]:
