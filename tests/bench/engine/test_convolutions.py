@@ -217,17 +217,18 @@ class TestLaw:
             assert same(alone, beside), seeds
         assert not same(alone, trained(config, source, [3], graph=True, table=False)[0]), "the kernels were not used"
 
+    # TF32 keeps 11 bits. In units of the last one, the relative error of a product of two rounded numbers has variance
+    # 2/12; if they are truncated, it has the mean 1 besides, so the RMS is sqrt(7) = 2.65 times as large.
     @pytest.mark.parametrize(
-        ("tiles", "factor"),
+        ("tiles", "most"),
         [
-            (Tiles(64, 64, 32, 1, 4, 3), 2.5),  # truncated inputs at most double the error of each product
-            (Tiles(64, 64, 32, 1, 4, 3, rounded=True), 1.1),
-            (Tiles(64, 64, 32, 1, 4, 3, rounded=True, prepared=True), 1.1),
+            (Tiles(64, 64, 32, 1, 4, 3, rounded=True), 1.05),
+            (Tiles(64, 64, 32, 1, 4, 3, rounded=True, prepared=True), 1.05),
+            (Tiles(64, 64, 32, 1, 4, 3), 2.75),
         ],
-        ids=["truncated", "rounded", "prepared"],
+        ids=["rounded", "prepared", "truncated"],
     )
-    def test_error_is_comparable_with_cudnns(self, tiles: Tiles, factor: float) -> None:
-        """TF32 products have inputs of 11 bits, rounded or truncated."""
+    def test_error_is_comparable_with_cudnns(self, tiles: Tiles, most: float) -> None:
         g = Geometry(20, 128, 8, 8, 128, 3, 1, 1)
         chance = torch.Generator("cuda").manual_seed(0)
 
@@ -253,4 +254,4 @@ class TestLaw:
             weight_gradient(dy, x, g, tiles),
         ]
         for actual, other, target in zip(ours, cudnn, exact, strict=True):
-            assert (actual - target).norm() <= factor * (other - target).norm()
+            assert (actual - target).norm() <= most * (other - target).norm()
