@@ -28,6 +28,7 @@ from contnorm.bench.engine.units import JobGroup, group_jobs
 from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
+from contnorm.bench.rng import seed_for
 from contnorm.bench.signals import raise_on_stop
 from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.strategies.registry import STRATEGIES
@@ -60,7 +61,8 @@ class JobRunner:
         environment = self.environment
         noted: set[RunConfig] = set()
         networks = {(job.config.model, job.seed) for job in jobs}
-        draws = WeightDraws() if len(networks) < len(jobs) else None  # kept in memory only if some are used again
+        # They are kept in memory only if some are used again.
+        draws = _draws(jobs[: environment.lanes], environment.device) if len(networks) < len(jobs) else None
         for group in group_jobs(jobs, environment):
             shared = replace(self._load(group.jobs[0].source, group.jobs), draws=draws)
             if environment.runs is not None:
@@ -213,15 +215,21 @@ def _build_trainers(
     trainers: dict[Trainer, Job] = {}
     failures: dict[Job, Failed] = {}
     source, device, pictures, plans = shared.source, environment.device, shared.pictures, shared.plans
+    draws = _draws(jobs, device) if shared.draws is None and device.type != "cpu" else shared.draws
     for job in jobs:
         if reason := edited(job.config):
             failures[job] = Failed(reason)
             continue
         with raise_on_stop():
-            trainer = Trainer(job.config, job.seed, source, device, pictures, plans, draws=shared.draws)
+            trainer = Trainer(job.config, job.seed, source, device, pictures, plans, draws=draws)
         cleanup.callback(trainer.feed.close)
         trainers[trainer] = job
     return trainers, failures
+
+
+def _draws(jobs: Sequence[Job], device: torch.device) -> WeightDraws:
+    """Return draws of initial weights; on a GPU, those of the jobs are made in the background."""
+    return WeightDraws() if device.type == "cpu" else WeightDraws(seed_for(job.seed, "init") for job in jobs)
 
 
 def write_notes(
