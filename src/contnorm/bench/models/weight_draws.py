@@ -80,11 +80,11 @@ class WeightDraws(TorchFunctionMode):
         if ahead is not None:
             ahead.exception()  # waits; after an error the network makes its own draws
         self._last = []
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         seeds, self.seeds = self.seeds - {torch.initial_seed()}, set()
         if seeds and self._last:
             workers = ThreadPoolExecutor(max_workers=len(seeds))  # torch draws without the interpreter's lock
