@@ -86,7 +86,7 @@ class WeightDraws(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         seeds, self.seeds = self.seeds - {torch.initial_seed()}, set()
-        if seeds and self._last:
+        if seeds and self._last and error[0] is None:
             workers = ThreadPoolExecutor(max_workers=len(seeds))  # torch draws without the interpreter's lock
             self._ahead = {seed: workers.submit(self._draw_all, seed, self._last) for seed in sorted(seeds)}
             workers.shutdown(wait=False)
