@@ -114,20 +114,55 @@ def test_unknown_benchmark_is_rejected(tmp_path: Path) -> None:
 
 
 def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[whole_runs.RunCase] = []
+    ran: list[list[str]] = []
 
-    def recorded(case: whole_runs.RunCase, *_: object) -> float:
-        ran.append(case)
+    def recorded(command: list[str]) -> float:
+        ran.append(command)
         return 1.0
 
     monkeypatch.setattr(whole_runs, "_timed", recorded)
     monkeypatch.setattr(whole_runs, "write_noise", lambda *_: tmp_path)
     list(measure_speed("run", tmp_path, root=tmp_path, only=["er", "cn"]))
-    assert {(case.strategy, case.norm) for case in ran} == {("er", "cn")}
+    assert len(ran) == 2 and all(" --strategy er --norm cn " in " ".join(command) for command in ran)
     with pytest.raises(UserError, match=r"--only cn gn .*split-cifar100 er bn, "):
         list(measure_speed("run", tmp_path, root=tmp_path, only=["cn", "gn"]))
     with pytest.raises(UserError, match=r"--only cn .*layers.* speed run"):
         list(measure_speed("layers", tmp_path, only=["cn"]))
+
+
+def test_recipe_is_timed_once_after_its_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the benchmark are executed, restricted to one norm and few steps, on images of noise."""
+    ran: list[str] = []
+    timed = whole_runs._timed
+
+    def short(command: list[str]) -> float:
+        ran.append(" ".join(command))
+        few = ["--only", "norm=cn", "--only", "strategy=er", "--seeds", "1", "--max-steps", "1"]
+        return timed([*command, *few])
+
+    monkeypatch.setattr(whole_runs, "_timed", short)
+    (row,) = whole_runs.measure_runs("cpu", tmp_path, only=["table2"])
+    assert row.kernels == "cached" and row.seconds > 0.1
+    compiling, measured = ran
+    assert "--max-steps" in compiling and "--max-steps" not in measured
+    assert " paper table2 --only stream=split-cifar100 --lr one --seeds 5 " in measured
+
+
+def test_steps_of_large_images_have_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+    learn = step.Trainer.learn
+
+    def recorded(lane: step.Trainer, row):  # type: ignore[no-untyped-def]
+        seen.append(row.sizes)
+        return learn(lane, row)
+
+    monkeypatch.setattr(step.Trainer, "learn", recorded)
+    monkeypatch.setattr(step, "BLOCKS", {"cpu": (1, 1)})
+    monkeypatch.setattr(step, "FIRST_TASK", {"cpu": 1})
+    monkeypatch.setattr(step, "step_config", _narrow(step.step_config))
+    (row,) = step.measure_steps(CPU, [step.StepCase("cn", "plain", "fp32", 1, strategy="derpp", size=64)])
+    assert seen[0] == (32, 0, 0) and seen[-1] == (32, 32, 32)
+    assert flatten_row(row)["size"] == 64 and row.seconds.p50 > 0
 
 
 def test_convolutions_are_measured_on_a_gpu_only(tmp_path: Path) -> None:

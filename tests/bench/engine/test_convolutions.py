@@ -215,8 +215,10 @@ class TestLaw:
             assert same(alone, beside), seeds
         assert not same(alone, trained(config, source, [3], graph=True, table=False)[0]), "the kernels were not used"
 
-    def test_error_is_comparable_with_cudnns(self) -> None:
-        """TF32 rounds inputs to 11 bits; ours may truncate, which at most doubles the error of each product."""
+    # TF32 keeps 11 bits. In units of the last one, the relative error of a product of two rounded numbers has variance
+    # 2/12; if they are truncated, it has the mean 1 besides, so the RMS is sqrt(7) = 2.65 times as large.
+    @pytest.mark.parametrize(("rounded", "most"), [(True, 1.05), (False, 2.75)], ids=["rounded", "truncated"])
+    def test_error_is_comparable_with_cudnns(self, rounded: bool, most: float) -> None:
         g = Geometry(20, 128, 8, 8, 128, 3, 1, 1)
         chance = torch.Generator("cuda").manual_seed(0)
 
@@ -236,11 +238,11 @@ class TestLaw:
         exact = all_of(x.double(), weight.double(), dy.double())
         with numerics(TrainConfig(precision="tf32")):
             cudnn = all_of(x, weight, dy)
-        tiles = Tiles(64, 64, 32, 1, 4, 3)
+        tiles = Tiles(64, 64, 32, 1, 4, 3, rounded=rounded)
         ours = [
             convolve(x, weight, g, tiles),
             input_gradient(dy, weight, g, tiles),
             weight_gradient(dy, x, g, tiles),
         ]
         for actual, other, target in zip(ours, cudnn, exact, strict=True):
-            assert (actual - target).norm() <= 2.5 * (other - target).norm()
+            assert (actual - target).norm() <= most * (other - target).norm()
