@@ -9,7 +9,6 @@ import importlib
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -87,45 +86,8 @@ def test_driver_of_a_gpu_is_initialized_during_the_import(monkeypatch: pytest.Mo
     common._initialize_driver()  # a machine without a GPU
 
 
-def _no_library(name: str, mode: int = 0) -> None:
+def _no_library(name: str) -> None:
     raise OSError(name)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "loads"),
-    [
-        (["run", "--stream", "none"], True),
-        (["resume", "no such folder"], True),
-        (["run", "--help"], False),
-        (["show", "--runs", "none"], False),
-    ],
-)
-def test_libraries_of_torch_are_loaded_while_a_command_is_imported(
-    arguments: list[str], loads: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    loaded: list[bool] = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("contnorm.cli.main.load_torch_libraries", lambda: loaded.append(True))
-    monkeypatch.setattr(sys, "argv", ["contnorm", *arguments])
-    with pytest.raises(SystemExit):
-        main()
-    assert bool(loaded) is loads
-
-
-def test_libraries_of_torch_are_those_of_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(ctypes, "CDLL", lambda name, mode=None: opened.append(name))
-    common.load_torch_libraries()
-    assert not opened  # torch is imported already
-    monkeypatch.delitem(sys.modules, "torch")
-    before = set(threading.enumerate())
-    common.load_torch_libraries()
-    for thread in set(threading.enumerate()) - before:
-        assert not thread.daemon  # the process waits for it
-        thread.join()
-    assert sys.platform != "linux" or (len(opened) == 2 and all(Path(name).is_file() for name in opened))
-    monkeypatch.setattr(ctypes, "CDLL", _no_library)
-    common._load_libraries()  # the import of torch reports what is missing
 
 
 def test_exit_skips_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:

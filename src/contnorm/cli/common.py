@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +32,6 @@ __all__ = [
     "console",
     "importing_torch",
     "is_explicit",
-    "load_torch_libraries",
 ]
 
 _at_terminal = sys.stdout is not None and sys.stdout.isatty()  # stdout is None if it was closed, as by `>&-`
@@ -118,25 +116,6 @@ def importing_torch(device: str | None = None) -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def load_torch_libraries() -> None:
-    """Let a background thread load torch's shared libraries, while Python imports and runs other code.
-
-    Loading them takes a third of the import of torch, and does not hold the interpreter's lock. The process waits for
-    the thread at its end: libraries must not be unloaded while they are loaded.
-    """
-    if "torch" not in sys.modules and sys.platform == "linux":
-        threading.Thread(target=_load_libraries, name="contnorm-torch").start()
-
-
-def _load_libraries() -> None:
-    """Load the libraries as torch does, except those that use Python; the import reports what can't be loaded."""
-    ctypes, spec = import_module("ctypes"), find_spec("torch")
-    with suppress(OSError):
-        for folder in (spec and spec.submodule_search_locations) or ():
-            ctypes.CDLL(f"{folder}/lib/libtorch_global_deps.so", mode=ctypes.RTLD_GLOBAL)
-            ctypes.CDLL(f"{folder}/lib/libtorch.so")  # depends on those of the CPU and the GPU
 
 
 def _initialize_driver() -> None:

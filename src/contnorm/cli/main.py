@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from contnorm import __version__
 from contnorm.bench.escape import escape_terminal, shorten
-from contnorm.cli.common import collection_paused, console, load_torch_libraries
+from contnorm.cli.common import collection_paused, console
 from contnorm.cli.examples import example_lines, examples_of
 from contnorm.cli.tables import print_error
 from contnorm.errors import UserError
@@ -49,7 +49,6 @@ COMMANDS = {
     "speed": "Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers.",
 }
 _MODULES = {"resume": "run"}
-_TRAINING = {"run", "resume", "sweep", "tune"}  # commands that always import torch
 _ALIASES = {"bench": "speed"}  # former names of commands, for existing scripts
 
 _UNUSABLE = {
@@ -88,8 +87,6 @@ class _Group(TyperGroup):
         self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
-        if args[0] in _TRAINING and "--help" not in args:
-            load_torch_libraries()
         if args[0] in COMMANDS or args[0] in _ALIASES:
             return args[0], load_command(args[0]), args[1:]
         return super().resolve_command(ctx, args)
