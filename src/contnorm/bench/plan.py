@@ -140,8 +140,7 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
         readable, writes = _offer_batches(memory, config, stream, batch, draws)
         chosen = draw_slots_batched(readable, config.train.replay, rng)
         of_step = [tuple(chosen[draws * i : draws * (i + 1)]) for i in range(len(batch))]
-        sizes = [len(part) for (items, _, _), slots in zip(batch, of_step, strict=True) for part in (items, *slots)]
-        drawn = iter(() if views is None else views.draw_batched(sizes))
+        drawn = iter(() if views is None else views.draw_batched(_sizes(batch, of_step)))
         for (items, task, _), write, slots in zip(batch, writes, of_step, strict=True):
             replay = tuple(content[draw] for draw in slots)
             stored = write != NOT_STORED
@@ -152,6 +151,11 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
     if draws and isinstance(memory, CheckedMemory):
         memory.check_replay()
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
+
+
+def _sizes(batches: Sequence[tuple[Indices, int, bool]], slots: Sequence[Sequence[Indices]]) -> list[int]:
+    """Return the number of samples of each batch of the stream, followed by those of its replay draws."""
+    return [len(part) for (items, _, _), of_step in zip(batches, slots, strict=True) for part in (items, *of_step)]
 
 
 def _memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memory | CheckedMemory:
@@ -194,9 +198,10 @@ def _offer_batches(
 ) -> tuple[list[Indices], list[Indices]]:
     """Offer batches to the memory; returns the slots each draw may read, and the slots each batch is written to."""
     readable, writes = [], []
+    only_past = config.strategy.replay_from == "past"
     for items, task, is_first_pass in batches:
         if draws:
-            readable += [memory.readable(task if config.strategy.replay_from == "past" else None)] * draws
+            readable += [memory.readable(task if only_past else None)] * draws
         if draws and is_first_pass:
             labels = offered_labels(memory, stream, items)
             writes.append(memory.offer(labels, 0 if stream.task_free else task))

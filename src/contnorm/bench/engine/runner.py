@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,8 @@ from contnorm.kernels.triton.launcher import prepare_triton
 
 __all__ = ["JobRunner", "current_device", "known_divergence", "write_notes"]
 
+TURN = 0.0002  # seconds
+
 
 class JobRunner:
     """Executes jobs in this process. Each data set is loaded once, with the plans of its runs.
@@ -54,7 +57,7 @@ class JobRunner:
 
     def run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         """Run jobs; those that can share a CUDA graph run together."""
-        with current_device(self.environment.device):
+        with current_device(self.environment.device), _short_turns(self.environment.device):
             yield from self._run(jobs, stop)
 
     def _run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
@@ -106,6 +109,22 @@ def current_device(device: torch.device) -> Iterator[None]:
         return
     with torch.cuda.device(device):
         yield
+
+
+@contextmanager
+def _short_turns(device: torch.device) -> Iterator[None]:
+    """Let Python's threads take short turns on a GPU.
+
+    The main thread gives its turn away at every call of torch, and would wait 5 ms for the next one while a background
+    thread makes plans, loads kernels or draws the progress bars.
+    """
+    usual = sys.getswitchinterval()
+    if device.type != "cpu":
+        sys.setswitchinterval(min(usual, TURN))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def _start_gpu(device: torch.device) -> Callable[[], object]:
