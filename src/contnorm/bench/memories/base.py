@@ -91,11 +91,13 @@ class Memory:
     name: ClassVar[str] = ""
     multi_hot: ClassVar[bool] = False
     supports_multi_label: ClassVar[bool] = True
+    _is_of_package: ClassVar[bool] = False  # its ``offer`` returns new and valid slots
 
     capacity: int
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._is_of_package = cls.__module__.rpartition(".")[0] == __package__
         if cls.offer is not Memory.offer and _RECORDED not in vars(cls.offer):  # its own, or of a mixin
             cls.offer = _recorded(cls.offer)  # type: ignore[method-assign, assignment]
 
@@ -184,7 +186,7 @@ def _recorded(offer: Offer) -> Offer:
         finally:
             self._is_offering = False
         slots = returned
-        if not _is_of_package(type(self)):  # a plan calls it at every step, and the checks take half of the time
+        if not self._is_of_package:  # those need no checks, which take half of the time of a plan
             slots = checked_slots(returned, table.capacity, "offer()", NOT_STORED)  # setup alone sets the capacity
             if len(slots) != len(labels):
                 raise SlotError(f"offer() returned {len(slots)} slots for {len(labels)} samples. Return one for each.")
@@ -193,12 +195,6 @@ def _recorded(offer: Offer) -> Offer:
 
     vars(checked_offer)[_RECORDED] = True
     return checked_offer
-
-
-@functools.cache
-def _is_of_package(memory: type[Memory]) -> bool:
-    """Whether a class is one of the memories of the package, whose ``offer`` returns new and valid slots."""
-    return memory.__module__.rpartition(".")[0] == __package__
 
 
 def checked_slots(returned: object, capacity: int, call: str, lowest: int) -> Slots:
