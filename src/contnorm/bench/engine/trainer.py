@@ -415,7 +415,7 @@ class Trainer:
             return None
         # The largest absolute values, in a few kernels for all tensors. It is NaN where a value is.
         largest = torch._foreach_norm([tensor.detach() for tensor in tensors.values()], torch.inf)
-        finite = torch.isfinite(torch.stack([value.double() for value in largest])).tolist()
+        finite = torch.isfinite(torch.stack(largest)).tolist()
         return next((name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite), None)
 
     def autocast(self) -> AbstractContextManager[object]:
