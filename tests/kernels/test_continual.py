@@ -772,8 +772,8 @@ def test_number_of_launches_by_size() -> None:
     assert (
         plan_name(10, 256, 16, 32, True, 4) == "one" and plan_name(10, 256, 16, 32, True, 2) == "two"
     )  # and here half a sector
-    assert plan_name(256, 256, 3136, 32, False, 4) == plan_name(32, 128, 1024, 32, True, 2) == "three"
-    assert plan_name(32, 128, 1024, 32, False, 4) == "two"  # with channels last, tables of more rows for each program
+    assert plan_name(256, 256, 3136, 32, False, 4) == plan_name(32, 64, 4096, 32, True, 2) == "three"
+    assert plan_name(32, 64, 4096, 32, False, 4) == "two"  # with channels last, tables of more rows for each program
     sizes = Sizes(5, 9, 21, 3, False, 4)
     for name, limits in LIMITS_BY_PLAN.items():
         p = plan.plan_training(sizes, True, limits)

@@ -26,11 +26,12 @@ class LaunchLimits(NamedTuple):
     one_last: int = 4096  # values of one program in channels_last layout, where it reads one group at a time
     tile: int = 2048  # values of a chunk, if a program processes several
     stages: int = 4  # chunks in flight, of four-byte values
-    half_stages: int = 6  # the same, of two-byte values
+    half_stages: int = 5  # the same, of two-byte values
     staged: int = 3  # chunks of a program from which several are in flight
+    staged_programs: int = 2048  # programs up to which they are; more have enough loads in flight without
     rows: int = 512  # rows up to which every program recomputes the tables
     small: int = 2**23  # values of an input up to which recomputing the tables is faster than a launch for them
-    small_last: int = 3 * 2**20  # the same in channels_last layout
+    small_last: int = 2**22  # the same in channels_last layout
     share: int = 8192  # values of a program, if samples are distributed over programs
     run: int = 16  # minimum channels of a program, if samples are distributed and the layout is channels_last
     near: int = 2**18  # bytes of a slab up to which a second read hits the cache
@@ -215,6 +216,7 @@ def _several(
     table_c = lanes * min(power(-(-limits.table_run // (4 * lanes))), power(sizes.groups))
     table_n = min(power(sizes.samples), max(1, limits.merge // (table_c * split_lanes)))
     size = sizes.samples * sizes.channels * sizes.length * sizes.itemsize
+    programs = blocks * splits * -(-sizes.samples // block_n)
     return LaunchPlan(
         launches,
         lanes,
@@ -229,11 +231,11 @@ def _several(
         table_n,
         table_c,
         block_l >= sizes.length,
-        blocks * splits * -(-sizes.samples // block_n),
+        programs,
         _warps(block_n * block_c * block_l),
         _table_warps(table_n * table_c * split_lanes, limits),
         full=_full(sizes, lanes, block_n, block_c, block_l),
-        stages=_stages(sizes, span // block_l, limits),
+        stages=_stages(sizes, span // block_l, limits) if programs <= limits.staged_programs else 1,
         reverse=launches == "three" or size > limits.cached,
     )
 
@@ -250,7 +252,7 @@ def _stages(sizes: Sizes, chunks: int, limits: LaunchLimits) -> int:
     """Return the chunks in flight, for programs of so many chunks; smaller values need more, for the same bytes."""
     if chunks < limits.staged:
         return 1
-    return limits.stages if sizes.itemsize > 2 else limits.half_stages
+    return min(chunks - 1, limits.stages if sizes.itemsize > 2 else limits.half_stages)
 
 
 @lru_cache(maxsize=4096)
