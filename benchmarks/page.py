@@ -74,13 +74,26 @@ def large() -> str:
     return table(["mode", "shape", "type", "layout", "CN", "BN"], lines)
 
 
+STRATEGIES = {"er": "ER", "derpp": "DER++"}
+
+
 def step() -> str:
     lines = []
     for row in rows("step"):
         exact = "yes" if row["deterministic"] == "True" else "no"
-        cells = [row["norm"].upper(), row["stem"], row["precision"], row["lanes"], exact]
+        task = f"{STRATEGIES[row['strategy']]}, {row['size']}x{row['size']}"
+        cells = [task, row["norm"].upper(), row["stem"], row["precision"], row["lanes"], exact]
         lines.append([*cells, f"{float(row['p50_us']) / 1000:.3f}", row["contnorm"]])
-    heads = ["norm", "stem", "precision", "seeds side by side", "deterministic", "ms a step and seed", "version"]
+    heads = [
+        "step",
+        "norm",
+        "stem",
+        "precision",
+        "seeds side by side",
+        "deterministic",
+        "ms a step and seed",
+        "version",
+    ]
     return table(heads, lines)
 
 
@@ -111,10 +124,13 @@ def host() -> str:
     return table(["norm", "host path", "forward", "backward", "both"], lines)
 
 
+RECIPES = {"": "", "table2": "Table 2: "}
+
+
 def run() -> str:
     lines = [
-        [r["stream"], r["strategy"], r["norm"].upper(), r["seeds"], r["precision"], r["data"], r["kernels"],
-         f"{float(r['seconds']):.1f}", r["contnorm"]]
+        [r["stream"], RECIPES[r["recipe"]] + r["strategy"], r["norm"].upper(), r["seeds"], r["precision"], r["data"],
+         r["kernels"], f"{float(r['seconds']):.1f}", r["contnorm"]]
         for r in rows("run")
     ]  # fmt: skip
     heads = ["stream", "strategy", "norm", "seeds", "precision", "images", "kernels", "seconds", "version"]

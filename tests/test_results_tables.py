@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
+from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import MADE, collect_report, report_files
-from contnorm.report.summaries import RecordFolders
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, RECORDS = ROOT / "docs" / "results", ROOT / "docs" / "records" / "runs"

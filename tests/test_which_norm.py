@@ -57,8 +57,8 @@ from contnorm.paper.cells import cells_of, matches, source_of
 from contnorm.paper.published import find
 from contnorm.paper.recipe import find_recipe
 from contnorm.paper.selection import find_selection, with_selection
+from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import collect_report, report_text
-from contnorm.report.summaries import RecordFolders
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = (DOCS / "which-norm.md").read_text()

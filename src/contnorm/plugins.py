@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-__all__ = ["BUILT_IN", "GROUP", "Origin", "current_origin", "load_plugins", "track_registry"]
+__all__ = ["BUILT_IN", "GROUP", "Origin", "current_origin", "has_additions", "load_plugins", "track_registry"]
 
 GROUP = "contnorm.plugins"
 
@@ -57,6 +57,11 @@ def current_origin() -> Origin:
 def track_registry(registry: dict[Any, Any]) -> None:
     """Name a registry that plugins add to, so that the additions of a plugin that fails are removed."""
     _registries.append((registry, dict(registry)))
+
+
+def has_additions() -> bool:
+    """Whether a program or a plugin has registered a component."""
+    return any(registry != before for registry, before in _registries)
 
 
 def load_plugins() -> bool:

@@ -11,7 +11,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.memories import NOT_STORED, PartitioningReservoir, Reservoir
 from contnorm.bench.memories.base import draw_slots
-from contnorm.bench.plan import build_memory, make_plan
+from contnorm.bench.plan import _Views, build_memory, make_plan
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
@@ -39,6 +39,23 @@ def settings(**groups: dict[str, Any]) -> RunConfig:
 
 def stream_of(config: RunConfig, source: Source, seed: int = 0) -> TaskSequence:
     return build_stream(config.stream, source, seed)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4, 60])
+def test_views_of_many_batches_are_those_of_one_batch_after_the_other(padding: int) -> None:
+    """Batches of odd sizes too: a generator of 64 bits keeps the half that a draw of 32 bits has left."""
+    sizes = [10, 3, 0, 1, 32, 7, 7]
+    rng = np.random.default_rng(5)
+    expected = [
+        np.concatenate([rng.integers(0, 2 * padding + 1, (size, 2)), rng.integers(0, 2, (size, 1))], axis=1)
+        for size in sizes
+    ]
+    views = _Views(np.random.default_rng(5), padding)
+    actual = views.draw_batched(sizes[:3]) + views.draw_batched([]) + views.draw_batched(sizes[3:])
+    assert [batch.shape for batch in actual] == [(size, 3) for size in sizes]
+    for batch, other in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(batch, other)
+    assert views.rng.integers(0, 2**40) == rng.integers(0, 2**40)
 
 
 def test_every_item_occurs_once_in_order(source: Source) -> None:

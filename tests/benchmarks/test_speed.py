@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,8 @@ from contnorm.benchmarks.timing import Percentiles, flatten_row, measure_time
 from contnorm.cli import speed
 from contnorm.cli.main import main
 from contnorm.errors import UserError
-from contnorm.kernels.triton.convolution.launch import Direction
+from contnorm.kernels.triton.convolution.launch import Direction, Geometry, Tiles
+from contnorm.kernels.triton.convolution.table import VARIABLE, ConvolutionTable, format_tables, read_tables
 from tests.datasets import small_cifar100
 
 pytestmark = pytest.mark.slow  # it measures
@@ -114,20 +117,55 @@ def test_unknown_benchmark_is_rejected(tmp_path: Path) -> None:
 
 
 def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[whole_runs.RunCase] = []
+    ran: list[list[str]] = []
 
-    def recorded(case: whole_runs.RunCase, *_: object) -> float:
-        ran.append(case)
+    def recorded(command: list[str]) -> float:
+        ran.append(command)
         return 1.0
 
     monkeypatch.setattr(whole_runs, "_timed", recorded)
     monkeypatch.setattr(whole_runs, "write_noise", lambda *_: tmp_path)
     list(measure_speed("run", tmp_path, root=tmp_path, only=["er", "cn"]))
-    assert {(case.strategy, case.norm) for case in ran} == {("er", "cn")}
+    assert len(ran) == 2 and all(" --strategy er --norm cn " in " ".join(command) for command in ran)
     with pytest.raises(UserError, match=r"--only cn gn .*split-cifar100 er bn, "):
         list(measure_speed("run", tmp_path, root=tmp_path, only=["cn", "gn"]))
     with pytest.raises(UserError, match=r"--only cn .*layers.* speed run"):
         list(measure_speed("layers", tmp_path, only=["cn"]))
+
+
+def test_recipe_is_timed_once_after_its_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the benchmark are executed, restricted to one norm and few steps, on images of noise."""
+    ran: list[str] = []
+    timed = whole_runs._timed
+
+    def short(command: list[str]) -> float:
+        ran.append(" ".join(command))
+        few = ["--only", "norm=cn", "--only", "strategy=er", "--seeds", "1", "--max-steps", "1"]
+        return timed([*command, *few])
+
+    monkeypatch.setattr(whole_runs, "_timed", short)
+    (row,) = whole_runs.measure_runs("cpu", tmp_path, only=["table2"])
+    assert row.kernels == "cached" and row.seconds > 0.1
+    compiling, measured = ran
+    assert "--max-steps" in compiling and "--max-steps" not in measured
+    assert " paper table2 --only stream=split-cifar100 --lr one --seeds 5 " in measured
+
+
+def test_steps_of_large_images_have_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+    learn = step.Trainer.learn
+
+    def recorded(lane: step.Trainer, row):  # type: ignore[no-untyped-def]
+        seen.append(row.sizes)
+        return learn(lane, row)
+
+    monkeypatch.setattr(step.Trainer, "learn", recorded)
+    monkeypatch.setattr(step, "BLOCKS", {"cpu": (1, 1)})
+    monkeypatch.setattr(step, "FIRST_TASK", {"cpu": 1})
+    monkeypatch.setattr(step, "step_config", _narrow(step.step_config))
+    (row,) = step.measure_steps(CPU, [step.StepCase("cn", "plain", "fp32", 1, strategy="derpp", size=64)])
+    assert seen[0] == (32, 0, 0) and seen[-1] == (32, 32, 32)
+    assert flatten_row(row)["size"] == 64 and row.seconds.p50 > 0
 
 
 def test_convolutions_are_measured_on_a_gpu_only(tmp_path: Path) -> None:
@@ -135,11 +173,85 @@ def test_convolutions_are_measured_on_a_gpu_only(tmp_path: Path) -> None:
         next(measure_speed("convolutions", tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"stem": "poll"}, r"stem 'poll'.*pool"),
+        ({"precisions": ("fp32",)}, r"precision 'fp32'.*tf32"),
+        ({"batch": 0}, "0 images of 32x32"),
+        ({"size": -1}, "20 images of -1x-1"),
+    ],
+    ids=str,
+)
+def test_shape_of_the_network_is_checked(shape: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        next(measure_speed("convolutions", tmp_path, shape=convolutions.NetworkShape(**shape)))
+
+
+def test_shape_applies_to_convolutions_only(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="convolutions, not to layers"):
+        next(measure_speed("layers", tmp_path, shape=convolutions.NetworkShape(batch=10)))
+
+
+def test_shape_determines_the_measured_convolutions() -> None:
+    plain = convolutions.geometries(convolutions.NetworkShape("plain", 32, 64))
+    assert plain[0] == Geometry(32, 3, 64, 64, 64, 3, 1, 1)
+    assert Geometry(32, 512, 8, 8, 512, 3, 1, 1) in plain
+    assert Geometry(20, 512, 2, 2, 512, 3, 1, 1) in convolutions.geometries()
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ("--stem plain --batch 32 --image-size 64 --precision bf16", ("plain", 32, 64, ("bf16",))),
+        ("--batch 10", ("pool", 10, 32, ("tf32", "bf16"))),
+        ("", None),
+    ],
+)
+def test_options_describe_the_shape(
+    options: str, shape: tuple[Any, ...] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def recorded(*args: Any, shape: object, **options: Any) -> tuple[()]:
+        shapes.append(shape)
+        return ()
+
+    shapes: list[object] = []
+    monkeypatch.setattr(speed.benchmarks, "measure_speed", recorded)
+    monkeypatch.setattr(sys, "argv", ["contnorm", "speed", "convolutions", "--out", str(tmp_path), *options.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0 and shapes == [shape]
+
+
+def test_measured_convolutions_extend_the_tables_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Entries of other sizes and other GPUs stay; a measured convolution at which cuDNN is faster has none."""
+    old, slow, fast = (Geometry(20, 64, side, side, 64, 3, 1, 1) for side in (4, 8, 16))
+    tiles, here = Tiles(64, 64, 32, 1, 4, 3), {"gpu": "here"}
+    table = ConvolutionTable({("forward", "float32", g): tiles for g in (old, slow)})
+    own = tmp_path / "own.json"
+    own.write_text(format_tables([({"gpu": "other"}, table), (here, table)]))
+    monkeypatch.setenv(VARIABLE, str(own))
+    monkeypatch.setattr(measure, "find_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr(measure, "environment_of", lambda device: {})
+    monkeypatch.setattr(measure, "environment_of_table", lambda device: here)
+    monkeypatch.setattr(measure, "current_device", lambda device: nullcontext())
+    rows = [
+        convolutions.ConvolutionRow("tf32", "forward", geometry, 10.0, us, tiles)
+        for geometry, us in ((slow, 11.0), (fast, 5.0))
+    ]
+    monkeypatch.setattr(measure, "measure_convolutions", lambda device, shape: iter(rows))
+    assert len(list(measure_speed("convolutions", tmp_path, device="cuda"))) == 2
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "convolutions.json"))
+    tables = {valid_for["gpu"]: {key[2] for key in table.entries} for valid_for, table in read_tables()}
+    assert tables == {"other": {old, slow}, "here": {old, fast}}
+
+
 @pytest.mark.parametrize("direction", convolutions.DIRECTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_candidates_of_every_convolution_can_be_launched(direction: Direction, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("stem", convolutions.STEMS)
+def test_candidates_of_every_convolution_can_be_launched(direction: Direction, dtype: torch.dtype, stem: str) -> None:
     """Triton requires powers of two of at least 16; every program must have something to add."""
-    for geometry in convolutions.geometries():
+    for geometry in convolutions.geometries(convolutions.NetworkShape(stem)):
         tensors = convolutions._Tensors.__new__(convolutions._Tensors)
         tensors.geometry, tensors.dtype = geometry, dtype
         found = convolutions._candidates(direction, tensors)
@@ -148,6 +260,7 @@ def test_candidates_of_every_convolution_can_be_launched(direction: Direction, d
             assert all(size >= 16 and size & (size - 1) == 0 for size in tiles[:3])
             assert 1 <= tiles.splits <= convolutions._steps(direction, geometry, tiles)
             assert tiles.rounded == (dtype == torch.float32)
+            assert not tiles.prepared or geometry.stride == 1 or direction != "input"
 
 
 def test_startup_times_commands_and_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ NOT_EXECUTED = {
     "contnorm paper table2 --only norm=cn --device cuda": "data",
     "contnorm speed step --device cuda": "gpu",
     "contnorm speed convolutions --device cuda": "gpu",
+    "contnorm speed convolutions --device cuda --stem plain --batch 32 --precision tf32": "gpu",
 }
 # Files that examples write.
 WRITTEN = {

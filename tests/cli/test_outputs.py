@@ -19,8 +19,9 @@ from contnorm.bench.files import write_output
 from contnorm.bench.records import Record, Store, seal_of
 from contnorm.cli.main import main
 from contnorm.errors import UserError
+from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import collect_report, report_files
-from contnorm.report.summaries import RecordFolders, summaries_under
+from contnorm.report.summaries import summaries_under
 from tests.committed_records import contents_of, copy_run
 
 BN, CN = "ba9df79f047e", "85d5f7c04f8c"

@@ -25,6 +25,7 @@ NEEDLESS = (
     "tarfile",
     "PIL",
     "contnorm.bench.data.registry",
+    "contnorm.paper.recipe",
 )
 
 

@@ -300,10 +300,11 @@ def test_recomputed_relu_signs_match_the_output(plan_name: str, device: torch.de
 @every_plan
 def test_results_are_deterministic(plan_name: str, device: torch.device) -> None:
     plan.LIMITS = LIMITS_BY_PLAN[plan_name]
-    tensors = narrowed(
-        inputs((64, 96, 2, (30, 30)) if device.type == "cuda" else (3, 6, 2, (5,)), device), torch.float32
-    )
-    first, second = (results(ours, 2, tensors, relu=True) for _ in range(2))
+    # A cluster has all values in registers: with larger maps, the compiler would unroll thousands of loads.
+    on_gpu = (64, 96, 24, (8, 8)) if plan_name == "cluster" else (64, 96, 2, (30, 30))
+    shape = on_gpu if device.type == "cuda" else (3, 6, 2, (5,))
+    tensors = narrowed(inputs(shape, device), torch.float32)
+    first, second = (results(ours, shape[2], tensors, relu=True) for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from contnorm.kernels.triton.convolution.launch import (
     DIRECTIONS,
     Geometry,
     Tiles,
+    _is_aligned,
     convolve,
     input_gradient,
     weight_gradient,
@@ -28,12 +30,14 @@ from contnorm.kernels.triton.convolution.table import (
     EMPTY,
     VARIABLE,
     ConvolutionTable,
+    Key,
     LayerTiles,
     environment_of_table,
     format_tables,
     table_for,
     using_table,
 )
+from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 
 SMALL = Tiles(16, 16, 16, 1, 4, 2)
 VARIANTS = {
@@ -41,6 +45,8 @@ VARIANTS = {
     "split": SMALL._replace(splits=3),
     "by position": SMALL._replace(by_position=True),
     "reordered": SMALL._replace(reordered=True, splits=2),
+    "prepared": SMALL._replace(prepared=True),
+    "prepared and split": SMALL._replace(prepared=True, splits=3),
 }
 GEOMETRIES = [
     Geometry(3, 5, 7, 6, 9, 3, 1, 1),
@@ -50,6 +56,12 @@ GEOMETRIES = [
     Geometry(3, 4, 6, 6, 8, 3, 2, 0),
     Geometry(20, 16, 1, 1, 16, 3, 1, 1),
     Geometry(2, 3, 9, 8, 8, 3, 1, 1),
+]
+ALIGNED = [
+    Geometry(5, 5, 2, 2, 5, 3, 1, 1),  # steps of 16 positions are several images,
+    Geometry(2, 5, 8, 8, 5, 3, 2, 1),  # one image,
+    Geometry(2, 5, 8, 8, 5, 3, 1, 1),  # several rows,
+    Geometry(2, 5, 3, 32, 5, 3, 1, 1),  # and half a row
 ]
 
 
@@ -65,24 +77,24 @@ def _can_run(device: torch.device) -> Iterator[None]:
 
 def tensors(g: Geometry, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     """Input, weight and gradient of the output, in channels_last layout."""
-    chance = torch.Generator().manual_seed(0)
+    chance = torch.Generator(device).manual_seed(0)
     shapes = (
         (g.samples, g.channels, g.height, g.width),
         (g.filters, g.channels, g.kernel, g.kernel),
         (g.samples, g.filters, g.out_height, g.out_width),
     )
     x, weight, dy = (
-        torch.randn(shape, generator=chance).to(device, dtype).contiguous(memory_format=torch.channels_last)
+        torch.randn(shape, generator=chance, device=device).to(dtype).contiguous(memory_format=torch.channels_last)
         for shape in shapes
     )
     return x, weight, dy
 
 
-def exact(g: Geometry, x: Tensor, weight: Tensor, dy: Tensor) -> LayerTiles:
+def exact(g: Geometry, x: Tensor, weight: Tensor, dy: Tensor, device: torch.device | str = "cpu") -> LayerTiles:
     """Output and gradients in float64, by direction."""
-    a, b = x.double().cpu().requires_grad_(), weight.double().cpu().requires_grad_()
+    a, b = x.to(device).double().requires_grad_(), weight.to(device).double().requires_grad_()
     y = F.conv2d(a, b, None, g.stride, g.padding)
-    y.backward(dy.double().cpu())
+    y.backward(dy.to(device).double())
     return LayerTiles(y.detach(), a.grad, b.grad)  # type: ignore[arg-type]
 
 
@@ -105,13 +117,46 @@ def test_kernels_match_float64(g: Geometry, name: str, device: torch.device) -> 
     expected = exact(g, x, weight, dy)
     results = (
         convolve(x, weight, g, tiles),
-        input_gradient(dy, weight, g, tiles),
+        # The gradient of the input is a convolution with a prepared weight for stride 1 only.
+        input_gradient(dy, weight, g, tiles._replace(prepared=tiles.prepared and g.stride == 1)),
         weight_gradient(dy, x, g, tiles),
     )
     for direction, actual, target in zip(DIRECTIONS, results, expected, strict=True):
         assert actual.shape == target.shape
         assert actual.is_contiguous(memory_format=torch.channels_last)
         assert error(actual, target) < tolerance(device, x.dtype), direction
+
+
+@pytest.mark.parametrize("name", ["plain", "split", "reordered"])
+@pytest.mark.parametrize("g", ALIGNED, ids=lambda g: "x".join(map(str, g)))
+def test_weight_gradients_with_aligned_steps_match_float64(g: Geometry, name: str, device: torch.device) -> None:
+    x, weight, dy = tensors(g, device)
+    assert _is_aligned(g, VARIANTS[name]) and not _is_aligned(g._replace(width=5, stride=1), VARIANTS[name])
+    expected: Tensor = exact(g, x, weight, dy).weight  # type: ignore[assignment]
+    assert error(weight_gradient(dy, x, g, VARIANTS[name]), expected) < tolerance(device, x.dtype)
+
+
+def test_entries_of_the_package_match_float64(device: torch.device) -> None:
+    """RMS errors relative to the result: 2.9e-4 of rounded TF32 inputs, 1.7e-3 of bfloat16 results."""
+    entries = table_for(device).entries if device.type == "cuda" else {}
+    if not entries:
+        pytest.skip("the package has no table for this device and these versions")
+    with compiling_ahead() if can_compile_ahead() else nullcontext():
+        for key, tiles in entries.items():
+            compute(key, tiles, *tensors(key[2], device, getattr(torch, key[1])))
+    for key, tiles in entries.items():
+        x, weight, dy = tensors(key[2], device, getattr(torch, key[1]))
+        expected = getattr(exact(key[2], x, weight, dy, device), key[0])
+        difference = compute(key, tiles, x, weight, dy).double() - expected
+        limit = 4e-4 if key[1] == "float32" else 2.5e-3
+        assert difference.norm() < limit * expected.norm(), (key, tiles)
+
+
+def compute(key: Key, tiles: Tiles, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
+    direction, _, g = key
+    if direction == "forward":
+        return convolve(x, weight, g, tiles)
+    return input_gradient(dy, weight, g, tiles) if direction == "input" else weight_gradient(dy, x, g, tiles)
 
 
 def test_bfloat16_is_summed_in_float32(device: torch.device) -> None:

@@ -30,8 +30,8 @@ from contnorm.cli.compare import show_comparison
 from contnorm.cli.show import show_diverged, show_matrices, show_scores
 from contnorm.diagnosis.result import Diagnosis
 from contnorm.paper.recipe import find_recipe, parse_recipe
+from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import FORMATS, collect_report, report_files, report_text
-from contnorm.report.summaries import RecordFolders
 from tests.cli.terminal import printed
 from tests.report.record_samples import make_records
 

@@ -18,9 +18,9 @@ from contnorm.paper.recipe import find_recipe
 from contnorm.paper.selection import find_selection, with_selection
 from contnorm.report.page_views import claim_rows, section_view
 from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, undecided_text
+from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import collect_report, report_text
 from contnorm.report.sections import CHOSEN, FRESH, ONE_FOR_ALL, Section, sections_of
-from contnorm.report.summaries import RecordFolders
 from contnorm.report.text_tables import latex, markdown
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")

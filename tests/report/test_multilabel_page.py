@@ -15,8 +15,8 @@ from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.paper.cells import cells_of, source_of
 from contnorm.paper.published import find
 from contnorm.paper.recipe import find_recipe
+from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import Report, collect_report, report_text
-from contnorm.report.summaries import RecordFolders
 from tests.report.record_samples import make_records, six_settings
 from tests.report.test_page import page_problems, section, text_of
 

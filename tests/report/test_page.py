@@ -23,8 +23,8 @@ from contnorm.paper.recipe import find_recipe
 from contnorm.report import page_views
 from contnorm.report import report as report_module
 from contnorm.report.page import Page, RowGroup, SectionView, Table, TableCell, page_html
+from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import FORMATS, PARTS, Report, collect_report, report_files, report_text, write_report
-from contnorm.report.summaries import RecordFolders
 from tests.committed_records import RUNS, copy_run
 from tests.report.record_samples import make_records, six_settings
 

@@ -22,8 +22,8 @@ from contnorm.paper.recipe import Claim, find_recipe, parse_recipe, recipe_names
 from contnorm.paper.selection import RateResult, SelectedRate, Selection, covers, selection_text, with_selection
 from contnorm.report.page_views import section_view
 from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
+from contnorm.report.recipe_records import RecordFolders, cells_with_records
 from contnorm.report.sections import Section, least_favourable, sections_of
-from contnorm.report.summaries import RecordFolders, cells_with_records
 from contnorm.report.text_tables import TextDocument, TextTable, latex, markdown
 from tests.report.record_samples import make_records, six_settings
 

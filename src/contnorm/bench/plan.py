@@ -138,18 +138,24 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
     for start in range(0, len(batches), AT_ONCE):
         batch = batches[start : start + AT_ONCE]
         readable, writes = _offer_batches(memory, config, stream, batch, draws)
-        chosen = iter(draw_slots_batched(readable, config.train.replay, rng))
-        for (items, task, _), write in zip(batch, writes, strict=True):
-            slots = tuple(islice(chosen, draws))
+        chosen = draw_slots_batched(readable, config.train.replay, rng)
+        of_step = [tuple(chosen[draws * i : draws * (i + 1)]) for i in range(len(batch))]
+        drawn = iter(() if views is None else views.draw_batched(_sizes(batch, of_step)))
+        for (items, task, _), write, slots in zip(batch, writes, of_step, strict=True):
             replay = tuple(content[draw] for draw in slots)
             stored = write != NOT_STORED
             content[write[stored]] = items[stored]  # if two items have the same slot, the later one stays
-            stream_views = None if views is None else views.draw(items)
-            replay_views = None if views is None else tuple(map(views.draw, replay))
+            stream_views = None if views is None else next(drawn)
+            replay_views = None if views is None else tuple(islice(drawn, draws))
             steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
     if draws and isinstance(memory, CheckedMemory):
         memory.check_replay()
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
+
+
+def _sizes(batches: Sequence[tuple[Indices, int, bool]], slots: Sequence[Sequence[Indices]]) -> list[int]:
+    """Return the number of samples of each batch of the stream, followed by those of its replay draws."""
+    return [len(part) for (items, _, _), of_step in zip(batches, slots, strict=True) for part in (items, *of_step)]
 
 
 def _memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memory | CheckedMemory:
@@ -192,9 +198,10 @@ def _offer_batches(
 ) -> tuple[list[Indices], list[Indices]]:
     """Offer batches to the memory; returns the slots each draw may read, and the slots each batch is written to."""
     readable, writes = [], []
+    only_past = config.strategy.replay_from == "past"
     for items, task, is_first_pass in batches:
         if draws:
-            readable += [memory.readable(task if config.strategy.replay_from == "past" else None)] * draws
+            readable += [memory.readable(task if only_past else None)] * draws
         if draws and is_first_pass:
             labels = offered_labels(memory, stream, items)
             writes.append(memory.offer(labels, 0 if stream.task_free else task))
@@ -316,14 +323,25 @@ def _check_labels(memory: Memory | CheckedMemory, config: RunConfig, stream: Tas
 
 
 class _Views:
-    """Random crops and flips, drawn from a separate generator."""
+    """Random crops and flips, drawn from a separate generator: for each batch the crops first, then the flips.
+
+    Example:
+        >>> batches = _Views(np.random.default_rng(0), 4).draw_batched([2, 1])
+        >>> [views.tolist() for views in batches]
+        [[[7, 5, 0], [4, 2, 0]], [[0, 0, 0]]]
+    """
 
     def __init__(self, rng: np.random.Generator, padding: int) -> None:
-        self.rng, self.padding = rng, padding
+        self.rng, self.offsets = rng, 2 * padding + 1
 
-    def draw(self, items: Indices) -> Views:
-        crop = self.rng.integers(0, 2 * self.padding + 1, size=(len(items), 2))
-        return np.concatenate([crop, self.rng.integers(0, 2, size=(len(items), 1))], axis=1)
+    def draw_batched(self, sizes: Sequence[int]) -> list[Views]:
+        """Draw the views of consecutive batches, in one call of the generator."""
+        counts = np.asarray(sizes, dtype=np.int64)
+        bounds = np.repeat(np.tile([self.offsets, 2], len(counts)), np.outer(counts, [2, 1]).ravel())
+        draws, is_crop = self.rng.integers(0, bounds), bounds == self.offsets
+        views = np.concatenate([draws[is_crop].reshape(-1, 2), draws[~is_crop].reshape(-1, 1)], axis=1)
+        ends = np.cumsum(counts).tolist()
+        return [views[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -370,7 +388,8 @@ def add_extra_draw(plan: Plan, config: RunConfig, stream: TaskSequence, seed: in
         items = content[slots]
         extended = replace(step, replay=(*step.replay, items), replay_slots=(*step.replay_slots, slots), has_extra=True)
         if views is not None and step.replay_views is not None:
-            extended = replace(extended, replay_views=(*step.replay_views, views.draw(items)))
+            (drawn,) = views.draw_batched([len(items)])
+            extended = replace(extended, replay_views=(*step.replay_views, drawn))
         steps.append(extended)
         content[write[write != NOT_STORED]] = step.stream[write != NOT_STORED]
     return replace(plan, steps=tuple(steps))

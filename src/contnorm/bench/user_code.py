@@ -36,6 +36,7 @@ from contnorm.bench.components import find_component, registered
 from contnorm.bench.config.schema import flatten_settings
 from contnorm.bench.local_imports import code_folders, imported_files, is_local, module_folders
 from contnorm.errors import UserCodeError, UserError
+from contnorm.plugins import has_additions
 from contnorm.registry import NORMS
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "code_files",
     "code_hash",
     "forget_imports",
+    "has_run",
     "imported_modules",
     "is_file_code",
     "is_python",
@@ -112,6 +114,14 @@ _imported: dict[str, tuple[Path, str]] = {}
 _loading: ContextVar[bool] = ContextVar("loading_user_code", default=False)
 
 _NO_FOLDER = os.path.join(tempfile.gettempdir(), f"contnorm-{secrets.token_hex(16)}")  # never created
+
+
+_PREFIX = "contnorm_own_"  # of the modules that files of user code are executed as
+
+
+def has_run() -> bool:
+    """Whether this process has executed a file of user code, or has components of a program or a plugin."""
+    return has_additions() or any(name.startswith(_PREFIX) for name in sys.modules)
 
 
 def is_user_code(name: str) -> bool:
@@ -345,7 +355,7 @@ def _ignore_stored_bytecode() -> None:
 
 def _module_name(path: Path) -> str:
     """Return a unique module name: dataclasses and pickle look modules up by name, and two files may share a name."""
-    return f"contnorm_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    return f"{_PREFIX}{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _forget_edited(files: dict[Path, str]) -> None:

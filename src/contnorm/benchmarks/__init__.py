@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from contnorm.benchmarks.convolutions import NetworkShape
     from contnorm.benchmarks.measure import describe_environment, measure_speed
 
 
 __all__ = [
+    "NetworkShape",
     "describe_environment",
     "measure_speed",
 ]
 
 _NAMES_BY_MODULE = {
+    "contnorm.benchmarks.convolutions": ("NetworkShape",),
     "contnorm.benchmarks.measure": (
         "describe_environment",
         "measure_speed",

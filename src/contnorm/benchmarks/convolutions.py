@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from contnorm.bench.engine.precision import numerics
 from contnorm.bench.models.resnet import ResNet18
 from contnorm.benchmarks.step import StepCase, step_config
 from contnorm.benchmarks.timing import Percentiles, captured, replayed
+from contnorm.errors import UserError, unknown
 from contnorm.kernels.side_stream import Convolution
 from contnorm.kernels.triton.convolution.launch import (
     DIRECTIONS,
@@ -31,16 +33,16 @@ from contnorm.kernels.triton.convolution.launch import (
     programs,
     weight_gradient,
 )
-from contnorm.kernels.triton.convolution.table import ConvolutionTable
+from contnorm.kernels.triton.convolution.table import ConvolutionTable, Key
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 
-__all__ = ["ConvolutionRow", "measure_convolutions", "table_of"]
+__all__ = ["ConvolutionRow", "NetworkShape", "extended", "measure_convolutions"]
 
 SEEDS, LAYERS = 8, 5  # CUDA streams, and layers of each, which have their own weights
-BATCH, SIZE = 20, 32  # as in `contnorm speed step`
+STEMS = ("pool", "plain")
 DTYPES = {"tf32": torch.float32, "bf16": torch.bfloat16}
 PROGRAMS = (200, 450, 1000)  # of all seeds together; an H200 has 132 multiprocessors
-MARGIN = 0.97  # Triton must be faster than cuDNN by 3 %, which is more than the noise of a measurement
+MARGIN = 0.95  # Triton must be faster than cuDNN by 5 %, which is more than the noise of a measurement
 
 # Rows, columns and depth of a tile, and warps. The depth is for 4-byte values, and twice as much for 2-byte values.
 _PRODUCT = (
@@ -56,6 +58,8 @@ _PRODUCT = (
     (32, 128, 32, 4),
     (256, 64, 32, 8),
     (64, 32, 64, 2),
+    (128, 256, 32, 8),
+    (256, 128, 32, 8),
 )
 _BY_POSITION = ((32, 64, 64, 4), (32, 128, 32, 4), (32, 128, 64, 4), (32, 64, 32, 2), (32, 32, 64, 2))
 _WEIGHT = (
@@ -69,8 +73,38 @@ _WEIGHT = (
     (128, 64, 32, 2),
     (128, 128, 32, 8),
     (32, 128, 32, 4),
+    (128, 128, 32, 4),
 )
 _FEW_CHANNELS = ((64, 32, 32, 4), (64, 32, 32, 2), (64, 32, 64, 4), (64, 32, 128, 4), (64, 32, 64, 2))
+
+
+class NetworkShape(NamedTuple):
+    """The inputs of ResNet-18 whose convolutions are measured; the default is that of `contnorm speed step`.
+
+    Args:
+        stem: ``"pool"``, or ``"plain"`` for none after the first convolution.
+        batch: Images of a forward pass: of the stream and the memory together, if they share one.
+        size: Height and width of an image.
+        precisions: Of the training: ``"tf32"`` and ``"bf16"``.
+    """
+
+    stem: str = "pool"
+    batch: int = 20
+    size: int = 32
+    precisions: tuple[str, ...] = tuple(DTYPES)
+
+    def check(self) -> None:
+        """Raise an error if there is no such network or precision."""
+        if self.stem not in STEMS:
+            raise unknown("stem", self.stem, STEMS)
+        for precision in self.precisions:
+            if precision not in DTYPES:
+                raise unknown("precision", precision, DTYPES)
+        if self.batch < 1 or self.size < 1:
+            raise UserError(f"{self.batch} images of {self.size}x{self.size} have no pixels. Both must be at least 1.")
+
+
+DEFAULT_SHAPE = NetworkShape()
 
 
 @dataclass(frozen=True)
@@ -89,28 +123,29 @@ class ConvolutionRow:
         """Whether Triton is faster by more than the noise of a measurement."""
         return self.triton_us < MARGIN * self.cudnn_us
 
+    @property
+    def key(self) -> Key:
+        """Key of the entry in a table."""
+        return self.direction, str(DTYPES[self.precision]).removeprefix("torch."), self.geometry
 
-def table_of(rows: Sequence[ConvolutionRow]) -> ConvolutionTable:
-    """Return the table of the convolutions at which Triton is faster.
+
+def extended(table: ConvolutionTable, rows: Sequence[ConvolutionRow]) -> ConvolutionTable:
+    """Return a table in which measured convolutions have an entry if Triton is faster, and none otherwise.
 
     Example:
         >>> sizes, tiles = Geometry(20, 64, 16, 16, 64, kernel=3, stride=1, padding=1), Tiles(64, 64, 32, 1, 4, 3)
-        >>> rows = [ConvolutionRow("tf32", "forward", sizes, 49.0, 31.0, tiles)]
-        >>> table_of(rows).tiles("float32", sizes).forward == tiles
+        >>> faster = extended(ConvolutionTable(), [ConvolutionRow("tf32", "forward", sizes, 49.0, 31.0, tiles)])
+        >>> faster.tiles("float32", sizes).forward == tiles
         True
-        >>> bool(table_of([ConvolutionRow("tf32", "forward", sizes, 49.0, 49.0, tiles)]))
+        >>> bool(extended(faster, [ConvolutionRow("tf32", "forward", sizes, 49.0, 49.0, tiles)]))
         False
     """
-    return ConvolutionTable(
-        {
-            (row.direction, str(DTYPES[row.precision]).removeprefix("torch."), row.geometry): row.tiles
-            for row in rows
-            if row.is_faster
-        }
-    )
+    measured = {row.key for row in rows}
+    entries = {key: tiles for key, tiles in table.entries.items() if key not in measured}
+    return ConvolutionTable(entries | {row.key: row.tiles for row in rows if row.is_faster})
 
 
-def geometries(batch: int = BATCH, size: int = SIZE, stem: str = "pool") -> list[Geometry]:
+def geometries(shape: NetworkShape = DEFAULT_SHAPE) -> list[Geometry]:
     """Return the distinct convolutions of ResNet-18, in the order of the forward pass.
 
     Example:
@@ -119,7 +154,7 @@ def geometries(batch: int = BATCH, size: int = SIZE, stem: str = "pool") -> list
         >>> len(geometries())
         11
     """
-    model = ResNet18(3, 10, 64, nn.BatchNorm2d, "pool" if stem == "pool" else "plain")
+    model = ResNet18(3, 10, 64, nn.BatchNorm2d, "pool" if shape.stem == "pool" else "plain")
     sizes: dict[Geometry, None] = {}
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -132,15 +167,15 @@ def geometries(batch: int = BATCH, size: int = SIZE, stem: str = "pool") -> list
         if isinstance(module, Convolution):
             module.register_forward_pre_hook(note)
     with torch.device("meta"):
-        model.to("meta")(torch.empty(batch, 3, size, size))
+        model.to("meta").eval()(torch.empty(shape.batch, 3, shape.size, shape.size))
     return list(sizes)
 
 
-def measure_convolutions(device: torch.device) -> Iterator[ConvolutionRow]:
-    """Measure the convolutions of ResNet-18 in TF32 and bfloat16, in each direction; needs a GPU."""
-    for precision in DTYPES:
+def measure_convolutions(device: torch.device, shape: NetworkShape = DEFAULT_SHAPE) -> Iterator[ConvolutionRow]:
+    """Measure the convolutions of ResNet-18 in each direction; needs a GPU."""
+    for precision in shape.precisions:
         with numerics(step_config(StepCase("bn", "pool", precision, SEEDS)).train):
-            for geometry in geometries():
+            for geometry in geometries(shape):
                 tensors = _Tensors(geometry, DTYPES[precision], device)
                 for direction in DIRECTIONS:
                     if direction == "input" and geometry.channels <= 3:
@@ -202,7 +237,7 @@ def _measure(precision: str, direction: Direction, tensors: _Tensors) -> Convolu
 
     measure_all(_candidates(direction, tensors))
     best = sorted(times, key=lambda tiles: times[tiles])[:3]
-    measure_all([near for tiles in best for near in _neighbours(direction, tiles)])
+    measure_all([near for tiles in best for near in _neighbours(direction, tensors.geometry, tiles)])
     tiles = min(times, key=lambda tiles: times[tiles])
     cudnn = _time(direction, tensors, None)
     return ConvolutionRow(precision, direction, tensors.geometry, cudnn, times[tiles], tiles)
@@ -260,13 +295,28 @@ def _candidates(direction: Direction, tensors: _Tensors) -> list[Tiles]:
             Tiles(rows, columns, deeper * depth, 1, warps, 3, True) for rows, columns, depth, warps in _BY_POSITION
         ]
     widths = {"forward": g.filters, "input": g.channels, "weight": max(32, g.channels)}
-    found = [tiles._replace(rounded=tensors.dtype == torch.float32) for tiles in found]
+    if tensors.dtype == torch.float32:
+        found = [tiles._replace(rounded=True) for tiles in found]
+        if _can_prepare(direction, g):
+            found += [
+                tiles._replace(prepared=True) for tiles in found if tiles.warps >= 4 and _is_plain(direction, tiles)
+            ]
     return [
         split
         for tiles in found
         if tiles.columns <= widths[direction] or tiles.reordered
         for split in _with_splits(direction, g, tiles)
     ]
+
+
+def _can_prepare(direction: Direction, g: Geometry) -> bool:
+    """Whether a kernel of its own can prepare an operand; for kernels of 1x1, that is as much work as the product."""
+    return g.kernel > 1 and g.channels >= 16 and (direction != "input" or g.stride == 1)
+
+
+def _is_plain(direction: Direction, tiles: Tiles) -> bool:
+    """Whether the tiles have no options that a prepared input does not have."""
+    return direction != "weight" or not (tiles.by_position or tiles.reordered)
 
 
 def _with_splits(direction: Direction, g: Geometry, tiles: Tiles) -> list[Tiles]:
@@ -286,12 +336,12 @@ def _steps(direction: Direction, g: Geometry, tiles: Tiles) -> int:
     return -(-terms[direction] // tiles.depth)
 
 
-def _neighbours(direction: Direction, tiles: Tiles) -> list[Tiles]:
+def _neighbours(direction: Direction, g: Geometry, tiles: Tiles) -> list[Tiles]:
     """Return the tiles of the second round, near good ones of the first."""
     near = [tiles._replace(stages=stages) for stages in (1, 2, 4, 5)]
     near += [tiles._replace(splits=max(1, round(tiles.splits * factor))) for factor in (0.5, 2)]
     if direction != "weight":
         near += [tiles._replace(reordered=True), tiles._replace(reordered=True, stages=1)]
-    elif not tiles.reordered:
+    elif not tiles.reordered and not tiles.prepared and g.kernel > 1:
         near.append(tiles._replace(by_position=not tiles.by_position))
     return near

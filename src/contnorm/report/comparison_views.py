@@ -10,8 +10,8 @@ from contnorm.bench.comparison import Comparison, paired_verdict
 from contnorm.bench.config.sources import format_settings
 from contnorm.bench.records import spread_over_seeds
 from contnorm.paper.format import spread
+from contnorm.paper.record_remarks import data_part, data_remarks
 from contnorm.paper.scores import score_title
-from contnorm.paper.tables import data_part, data_remarks
 from contnorm.report import record_figures
 from contnorm.report.norm_comparison import (
     MOST_FOR_ALL_PAIRS,

@@ -18,7 +18,7 @@ from contnorm.bench.sequential import FIRST_SEED
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError, unknown, usable
 from contnorm.paper.recipe import recipe_names
-from contnorm.paper.tables import divergence_text
+from contnorm.paper.record_remarks import divergence_text
 from contnorm.report.comparison_views import comparison_csv, comparison_notes, comparison_sheet, comparison_view
 from contnorm.report.norm_comparison import Experiment, compare_norms
 from contnorm.report.page import Page, RunView, page_html
@@ -30,10 +30,11 @@ from contnorm.report.page_views import (
     section_view,
 )
 from contnorm.report.paper_tables import HOW, claims_csv, claims_sheet, section_sheet, tables_csv, undecided_text
+from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.record_figures import run_figures
 from contnorm.report.run_tables import DivergedSeeds, changed_keys, run_blocks, runs_csv, unknown_names
 from contnorm.report.sections import Section, UnrunRecipe, sections_of
-from contnorm.report.summaries import RecordFolders, Summary, summarize
+from contnorm.report.summaries import Summary, summarize
 from contnorm.report.svg import figure_style
 from contnorm.report.text_tables import TextDocument, TextTable, latex, markdown
 

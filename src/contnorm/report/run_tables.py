@@ -18,8 +18,8 @@ from contnorm.bench.metrics.accuracy_matrix import score
 from contnorm.bench.records import Record
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.paper.format import spread
+from contnorm.paper.record_remarks import LABEL_FORGETTING, data_part, data_remarks, divergence_text
 from contnorm.paper.scores import score_title
-from contnorm.paper.tables import LABEL_FORGETTING, data_part, data_remarks, divergence_text
 from contnorm.registry import find_norm
 from contnorm.report.summaries import GROUPS_SHOWN, LABEL_SCORES_SHOWN, SCORES_SHOWN, Summary
 from contnorm.report.text_tables import TextTable, csv_text

@@ -31,7 +31,7 @@ from contnorm.paper.tables import (
     renorm_remarks,
     verdict_remarks,
 )
-from contnorm.report.summaries import RecordFolders, RecordIndex, cells_with_records
+from contnorm.report.recipe_records import RecordFolders, RecordIndex, cells_with_records
 
 __all__ = ["Part", "Section", "UnrunRecipe", "Variant", "least_favourable", "sections_of", "table_title"]
 

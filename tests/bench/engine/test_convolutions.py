@@ -162,9 +162,11 @@ def full_table(trainer: Trainer, dtype: str, batch: int) -> ConvolutionTable:
     def note(module: Convolution, inputs: tuple[Tensor, ...]) -> None:
         geometry = module.geometry(inputs[0])
         assert geometry is not None
-        position = geometry.height <= 4
+        rounded = dtype == "float32"
+        tiles = Tiles(32, 16, 32, 3, 4, 3, by_position=geometry.height <= 4, rounded=rounded)
         for direction in DIRECTIONS:
-            entries[direction, dtype, geometry] = Tiles(32, 16, 32, 3, 4, 3, by_position=position)
+            prepared = rounded and (direction != "input" or geometry.stride == 1)
+            entries[direction, dtype, geometry] = tiles._replace(prepared=prepared)
 
     layers = [module for module in trainer.model.modules() if isinstance(module, Convolution)]
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]  # type: ignore[arg-type]
@@ -215,8 +217,18 @@ class TestLaw:
             assert same(alone, beside), seeds
         assert not same(alone, trained(config, source, [3], graph=True, table=False)[0]), "the kernels were not used"
 
-    def test_error_is_comparable_with_cudnns(self) -> None:
-        """TF32 rounds inputs to 11 bits; ours may truncate, which at most doubles the error of each product."""
+    # TF32 keeps 11 bits. In units of the last one, the relative error of a product of two rounded numbers has variance
+    # 2/12; if they are truncated, it has the mean 1 besides, so the RMS is sqrt(7) = 2.65 times as large.
+    @pytest.mark.parametrize(
+        ("tiles", "most"),
+        [
+            (Tiles(64, 64, 32, 1, 4, 3, rounded=True), 1.05),
+            (Tiles(64, 64, 32, 1, 4, 3, rounded=True, prepared=True), 1.05),
+            (Tiles(64, 64, 32, 1, 4, 3), 2.75),
+        ],
+        ids=["rounded", "prepared", "truncated"],
+    )
+    def test_error_is_comparable_with_cudnns(self, tiles: Tiles, most: float) -> None:
         g = Geometry(20, 128, 8, 8, 128, 3, 1, 1)
         chance = torch.Generator("cuda").manual_seed(0)
 
@@ -236,11 +248,10 @@ class TestLaw:
         exact = all_of(x.double(), weight.double(), dy.double())
         with numerics(TrainConfig(precision="tf32")):
             cudnn = all_of(x, weight, dy)
-        tiles = Tiles(64, 64, 32, 1, 4, 3)
         ours = [
             convolve(x, weight, g, tiles),
             input_gradient(dy, weight, g, tiles),
             weight_gradient(dy, x, g, tiles),
         ]
         for actual, other, target in zip(ours, cudnn, exact, strict=True):
-            assert (actual - target).norm() <= 2.5 * (other - target).norm()
+            assert (actual - target).norm() <= most * (other - target).norm()

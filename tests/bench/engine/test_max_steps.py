@@ -17,8 +17,8 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Store
 from contnorm.cli.show import show_matrices, show_scores
+from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import collect_report, report_text
-from contnorm.report.summaries import RecordFolders
 from tests.cli.terminal import printed
 from tests.datasets import small_mnist
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from contnorm import registry
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine import preflight
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
@@ -72,6 +74,24 @@ def test_valid_batches_are_accepted(root: Path, groups: dict[str, Any]) -> None:
     one = lane(root, **groups)
     losses = [float(one.step()) for _ in one.plan.steps]
     assert one.done == len(losses) > 1 and np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("norm", sorted(registry.NORMS))
+def test_check_does_not_change_the_network(root: Path, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checked copy shares its weights with the network."""
+    network = {"model": {"name": "resnet18", "width": 8}}
+    values = {
+        "stream": {"name": "split-mnist"},
+        "norm": {"name": norm, **({"groups": 4} if registry.NORMS[norm].grouped else {})},
+    }
+    monkeypatch.setattr(preflight, "_checked", set())
+    checked = Trainer(resolve({**values, **network}, root), 0, load_source("mnist", root), CPU)
+    assert preflight._checked
+    monkeypatch.setattr(preflight, "_try_norms", lambda *arguments: None)
+    expected = Trainer(resolve({**values, **network}, root), 0, load_source("mnist", root), CPU)
+    state, other = checked.model.state_dict(), expected.model.state_dict()
+    assert state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+    assert all(parameter.grad is None for parameter in checked.model.parameters())
 
 
 def test_suggested_batch_size_is_valid(root: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from contnorm.bench.memories import NOT_STORED, Memory, PartitioningReservoir, Reservoir, Ring
-from contnorm.bench.memories.base import draw_slots
+from contnorm.bench.memories.base import SlotError, draw_slots
 from tests.datasets import long_tailed_labels
 
 LABELS = 6
@@ -283,3 +283,13 @@ def test_draw_slots_is_uniform_without_replacement() -> None:
 def test_invalid_arguments_are_refused(act: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         act()
+
+
+def test_slots_of_a_subclass_of_the_user_are_checked() -> None:
+    class Wrong(Ring):
+        def offer(self, labels: NDArray[np.int64], task: int) -> NDArray[np.int64]:
+            return super().offer(labels, task) + 10
+
+    assert Ring(2, rings=3).offer(np.zeros(2, dtype=np.int64), task=1).tolist() == [2, 3]
+    with pytest.raises(SlotError, match="returned slot 12"):
+        Wrong(2, rings=3).offer(np.zeros(2, dtype=np.int64), task=1)

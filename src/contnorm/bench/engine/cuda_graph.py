@@ -236,26 +236,33 @@ def compile_kernels(trainers: Sequence[Trainer]) -> None:
         for trainer in trainers
     }
     with compiling_ahead():
-        for trainer in distinct.values():
+        for network, trainer in distinct.items():
             builtin = trainer.config.model.name in MODELS and not trainer.has_user_model
             norms = [module for module in trainer.model.modules() if isinstance(module, NormLayer)]
             if builtin and (trainer.convolutions or any(norm.has_triton_kernels for norm in norms)):
-                _run_passes(trainer)
+                _run_passes(trainer, network)
 
 
-def _run_passes(trainer: Trainer) -> None:
+_passed: set[tuple[object, ...]] = set()  # what passes of this process were made for; they need no second one
+
+
+def _run_passes(trainer: Trainer, network: tuple[object, ...]) -> None:
+    shape, sizes = trainer.data.sequence.source.train_images.shape[1:], sorted(_pass_sizes(trainer))
+    key = *network, trainer.data.sequence.outputs, shape, *sizes, evaluation_batch(trainer), trainer.device
+    if key in _passed:
+        return
     model = copy.deepcopy(trainer.model)
-    shape = trainer.data.sequence.source.train_images.shape[1:]
 
     def images(count: int) -> torch.Tensor:
         return torch.zeros((count, *shape), device=trainer.device).to(memory_format=torch.channels_last)
 
     with trainer.autocast():
         with using_table(trainer.convolutions):
-            for count in sorted(_pass_sizes(trainer)):
+            for count in sizes:
                 model.train()(images(count)).sum().backward()
         with torch.no_grad():
             model.eval()(images(evaluation_batch(trainer)))
+    _passed.add(key)
 
 
 def _pass_sizes(trainer: Trainer) -> set[int]:

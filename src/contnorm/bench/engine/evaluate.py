@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from contnorm.bench.engine.memory_samples import sample_weights, stored_items
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.multilabel import LabelStats
+from contnorm.bench.models.build import MODELS
 from contnorm.bench.signals import check_stop
 from contnorm.moments.reestimate import Reestimated, reestimate
 
@@ -167,9 +168,45 @@ def evaluation_batch(trainer: Trainer) -> int:
 
 
 def _logits(trainer: Trainer, items: Tensor) -> Tensor:
+    """Return the logits of test items. If the batch may be padded, its last item is repeated; those logits are dropped.
+
+    The number of test items is another one after each task. For every new batch size, the libraries of a GPU choose
+    and set up the kernels of all layers again, which takes longer than the evaluation.
+    """
+    padding = _padded_size(len(items), evaluation_batch(trainer)) - len(items) if _may_pad(trainer) else 0
+    batch = torch.cat([items, items[-1:].expand(padding)]) if padding else items
     with trainer.autocast():
-        logits: Tensor = trainer.model(trainer.data.test_x(items))
-    return logits.float()
+        logits: Tensor = trainer.model(trainer.data.test_x(batch))
+    return logits[: len(items)].float()
+
+
+def _padded_size(count: int, most: int) -> int:
+    """Return the size of a padded batch: a power of two, or the most that a batch may have.
+
+    Example:
+        >>> [_padded_size(count, 3000) for count in (1, 500, 512, 513, 2100, 3000)]
+        [1, 512, 512, 1024, 3000, 3000]
+    """
+    return min(most, 1 << (count - 1).bit_length())
+
+
+def _may_pad(trainer: Trainer) -> bool:
+    """Whether batches are padded: on a GPU, if the output of a sample does not depend on the others."""
+    if trainer.device.type == "cpu" or trainer.has_user_model or trainer.config.model.name not in MODELS:
+        return False
+    return _normalizes_samples_alone(trainer.model)
+
+
+def _normalizes_samples_alone(model: nn.Module) -> bool:
+    """Whether all norms of the package in a network have running moments or need none; others use those of the batch.
+
+    Example:
+        >>> _normalizes_samples_alone(nn.BatchNorm1d(2)), _normalizes_samples_alone(nn.GroupNorm(1, 2))
+        (True, True)
+        >>> _normalizes_samples_alone(nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)))
+        False
+    """
+    return all(getattr(module, "running_mean", module) is not None for module in model.modules())
 
 
 def _is_correct(trainer: Trainer, items: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ class PlainSGD:
     def step(self) -> None:
         """Update the parameters that have a gradient; on CUDA in one kernel."""
         updates = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
-        torch._foreach_add_([parameter for parameter, _ in updates], [grad for _, grad in updates], alpha=-self.lr)
+        if updates:
+            torch._foreach_add_([parameter for parameter, _ in updates], [grad for _, grad in updates], alpha=-self.lr)
 
 
 Optimizer = PlainSGD | torch.optim.Optimizer

@@ -87,9 +87,10 @@ def _try_norms(model: nn.Module, config: RunConfig, shape: Shape) -> None:
     if is_user_code(config.norm.name) or config.norm.code is not None:
         _try_user_norm(model, config, shape)
         return
+    weights: dict[int, object] = {id(parameter): parameter for parameter in model.parameters()}  # are not copied
     try:
         with torch.no_grad():
-            copy.deepcopy(model).train()(torch.zeros(2, *shape))
+            copy.deepcopy(model, weights).train()(torch.zeros(2, *shape))
     except ValueError as error:
         raise UserError(
             f"norm {config.norm.name!r}: does not fit model {config.model.name!r} with images of shape {shape}. {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from contnorm.bench.engine.units import JobGroup, group_jobs
 from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
+from contnorm.bench.rng import seed_for
 from contnorm.bench.signals import raise_on_stop
 from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.strategies.registry import STRATEGIES
@@ -37,6 +39,8 @@ from contnorm.errors import UserCodeError, UserError, usable
 from contnorm.kernels.triton.launcher import prepare_triton
 
 __all__ = ["JobRunner", "current_device", "known_divergence", "write_notes"]
+
+TURN = 0.0002  # seconds
 
 
 class JobRunner:
@@ -53,14 +57,15 @@ class JobRunner:
 
     def run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         """Run jobs; those that can share a CUDA graph run together."""
-        with current_device(self.environment.device):
+        with current_device(self.environment.device), _short_turns(self.environment.device):
             yield from self._run(jobs, stop)
 
     def _run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         environment = self.environment
         noted: set[RunConfig] = set()
         networks = {(job.config.model, job.seed) for job in jobs}
-        draws = WeightDraws() if len(networks) < len(jobs) else None  # kept in memory only if some are used again
+        # They are kept in memory only if some are used again.
+        draws = _draws(jobs[: environment.lanes], environment.device) if len(networks) < len(jobs) else None
         for group in group_jobs(jobs, environment):
             shared = replace(self._load(group.jobs[0].source, group.jobs), draws=draws)
             if environment.runs is not None:
@@ -104,6 +109,22 @@ def current_device(device: torch.device) -> Iterator[None]:
         return
     with torch.cuda.device(device):
         yield
+
+
+@contextmanager
+def _short_turns(device: torch.device) -> Iterator[None]:
+    """Let Python's threads take short turns on a GPU.
+
+    The main thread gives its turn away at every call of torch, and would wait 5 ms for the next one while a background
+    thread makes plans, loads kernels or draws the progress bars.
+    """
+    usual = sys.getswitchinterval()
+    if device.type != "cpu":
+        sys.setswitchinterval(min(usual, TURN))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def _start_gpu(device: torch.device) -> Callable[[], object]:
@@ -213,15 +234,21 @@ def _build_trainers(
     trainers: dict[Trainer, Job] = {}
     failures: dict[Job, Failed] = {}
     source, device, pictures, plans = shared.source, environment.device, shared.pictures, shared.plans
+    draws = _draws(jobs, device) if shared.draws is None and device.type != "cpu" else shared.draws
     for job in jobs:
         if reason := edited(job.config):
             failures[job] = Failed(reason)
             continue
         with raise_on_stop():
-            trainer = Trainer(job.config, job.seed, source, device, pictures, plans, draws=shared.draws)
+            trainer = Trainer(job.config, job.seed, source, device, pictures, plans, draws=draws)
         cleanup.callback(trainer.feed.close)
         trainers[trainer] = job
     return trainers, failures
+
+
+def _draws(jobs: Sequence[Job], device: torch.device) -> WeightDraws:
+    """Return draws of initial weights; on a GPU, those of the jobs are made in the background."""
+    return WeightDraws() if device.type == "cpu" else WeightDraws(seed_for(job.seed, "init") for job in jobs)
 
 
 def write_notes(

@@ -24,7 +24,7 @@ from contnorm.bench.engine.convolutions import choose_table, progress_of_table, 
 from contnorm.bench.engine.global_generators import seeded_generators
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.engine.optimizers import PlainSGD, build_optimizer, load_optimizer_state, optimizer_state
-from contnorm.bench.engine.precision import Bf16Weights
+from contnorm.bench.engine.pass_weights import Bf16Weights, PassWeights
 from contnorm.bench.engine.preflight import check_moment_settings, check_network
 from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of, stretch_end
 from contnorm.bench.engine.strategy_hooks import TASK_HOOKS, check_hooks, hooks_of, task_info, task_items
@@ -100,9 +100,7 @@ class Trainer:
         check_hooks(config, stream, self.strategy, self.norm_hooks)
         check_moment_settings(self.model, config, self.plan, stream)
         self._tags_batches = self.norm_hooks.need_tags or self.has_user_strategy
-        # A user-defined network may access its weights in any way, so there autocast casts them.
-        use_bf16_copies = config.train.precision == "bf16" and config.model.name in MODELS
-        self.bf16_weights = Bf16Weights(self.model) if use_bf16_copies else None
+        self.pass_weights = self._pass_weights()
         self.optimizer = build_optimizer(config.train, self.model, device)
         self.convolutions = choose_table(config.train, self.model, device)
         slots = self.plan.slots if self.strategy.stores_logits else 0
@@ -213,16 +211,16 @@ class Trainer:
         write, stream, replay, extra = self._batches(row)
         self._set_training_mode()
         self.optimizer.zero_grad()
-        if self.bf16_weights is not None:
-            self.bf16_weights.refresh()
+        if self.pass_weights is not None:
+            self.pass_weights.refresh()
         purpose = f"step {self.done}"
         with self.user_code.seeded(purpose):
             with side_stream_gradients(self.side_stream), using_table(self.convolutions):
                 with self.autocast():
                     loss, logits = self._loss(stream, replay, extra)
                 loss.backward()  # type: ignore[no-untyped-call]
-            if self.bf16_weights is not None and not self._update_bf16_weights():
-                self.bf16_weights.add_gradients()
+            if self.pass_weights is not None and not self._update_from_passes():
+                self.pass_weights.add_gradients()
             if "after_backward" in self._hooks:
                 self._after_backward()
             if self.has_user_code:
@@ -236,12 +234,22 @@ class Trainer:
             self.logits.index_copy_(0, write, logits)
         return loss.detach()
 
-    def _update_bf16_weights(self) -> bool:
-        """Update the weights from bfloat16 gradients, if nothing else needs their sum; returns whether it was done."""
-        if self.bf16_weights is None or not isinstance(self.optimizer, PlainSGD) or self.device.type != "cuda":
+    def _pass_weights(self) -> PassWeights | None:
+        """Return the network with leaf tensors for each pass: for bfloat16, and on a GPU for several passes a step."""
+        if self.config.model.name not in MODELS:
+            return None  # a user-defined network may access its weights in any way: autocast casts them
+        several = self.strategy.draws > 0 and self.config.strategy.forward == "separate" and not self.has_user_code
+        several = several and self.device.type == "cuda" and not self.norm_hooks.has_losses
+        if self.config.train.precision == "bf16":
+            return Bf16Weights(self.model, all_parameters=several)
+        return PassWeights(self.model) if several else None
+
+    def _update_from_passes(self) -> bool:
+        """Update the weights from the gradients of passes, if nothing else needs their sum; returns whether it did."""
+        if self.pass_weights is None or not isinstance(self.optimizer, PlainSGD) or self.device.type != "cuda":
             return False
         needed = self.config.train.clip_value is not None or "after_backward" in self._hooks or self.has_user_code
-        return not needed and self.bf16_weights.update(self.optimizer.lr)
+        return not needed and self.pass_weights.update(self.optimizer.lr)
 
     @property
     def freeze_step(self) -> int | None:
@@ -279,7 +287,7 @@ class Trainer:
 
     def _loss(self, stream: Batch, replay: tuple[Batch, ...], extra: Batch | None) -> tuple[Tensor, Tensor | None]:
         """Return the loss of the strategy and of the norm layers, and the logits to store."""
-        network, tagged = self.bf16_weights or self.model, tagged_passes()
+        network, tagged = self.pass_weights or self.model, tagged_passes()
         if extra is not None:
             assert extra.replayed is not None
             tags = BatchTags(extra.replayed, extra.task, is_extra=True, extra_size=len(extra), stream_size=0)
@@ -407,7 +415,7 @@ class Trainer:
             return None
         # The largest absolute values, in a few kernels for all tensors. It is NaN where a value is.
         largest = torch._foreach_norm([tensor.detach() for tensor in tensors.values()], torch.inf)
-        finite = torch.isfinite(torch.stack([value.double() for value in largest])).tolist()
+        finite = torch.isfinite(torch.stack(largest)).tolist()
         return next((name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite), None)
 
     def autocast(self) -> AbstractContextManager[object]:

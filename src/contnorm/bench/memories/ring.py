@@ -59,16 +59,19 @@ class Ring(Memory):
         self._seen = [0] * self.rings
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
-        rings = [task] * len(labels) if self.per == "task" else labels.tolist()
-        return np.array([self._next(ring) for ring in rings], dtype=np.int64)
+        if self.per == "task":
+            first = self._advance(task, len(labels))
+            return task * self.size + np.arange(first, first + len(labels), dtype=np.int64) % self.size
+        rings = labels.tolist()
+        return np.array([ring * self.size + self._advance(ring) % self.size for ring in rings], dtype=np.int64)
 
-    def _next(self, ring: int) -> int:
-        """Return the slot of a ring's next sample."""
+    def _advance(self, ring: int, samples: int = 1) -> int:
+        """Count samples of a ring; returns how many it had before."""
         if not 0 <= ring < self.rings:
             raise ValueError(
                 f"Ring: got a sample of {self.per} {ring}, and there are rings for 0 to {self.rings - 1}. "
                 f"Build it with rings={ring + 1} or more."
             )
         seen = self._seen[ring]
-        self._seen[ring] = seen + 1
-        return ring * self.size + seen % self.size
+        self._seen[ring] = seen + samples
+        return seen

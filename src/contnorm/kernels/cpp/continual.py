@@ -7,12 +7,14 @@ operators compute the same formulas, and so they do for double backward.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from contnorm.kernels import moment_update as moments
 from contnorm.kernels.cpp.library import library, unavailable_reason
+from contnorm.kernels.moment_update import MomentUpdate
 from contnorm.kernels.reference import BatchMoments
 from contnorm.kernels.triton.availability import is_plain
 from contnorm.kernels.triton.continual import check_parameters, is_untraced
@@ -25,7 +27,7 @@ from contnorm.kernels.triton.continual.operators import (
     plain_training,
 )
 
-__all__ = ["MomentUpdate", "auto_selects", "evaluate", "moment_update", "train", "unsupported_reason"]
+__all__ = ["auto_selects", "evaluate", "moment_update", "train", "unsupported_reason"]
 
 TYPES = (torch.float32, torch.bfloat16)  # dtypes of inputs; the kernel computes in float32, with tables in float64
 # Number of values from which `auto` uses the kernel. Smaller inputs would gain as well, but a first use, which compiles
@@ -58,21 +60,15 @@ def _can_run(x: Tensor) -> bool:
     return is_plain(x) and is_untraced()
 
 
-class MomentUpdate(NamedTuple):
-    """An update of running moments by the kernel."""
-
-    mean: Tensor
-    var: Tensor
-    momentum: float
-
-
-def moment_update(x: Tensor, mean: Tensor | None, var: Tensor | None, momentum: float | Tensor) -> MomentUpdate | None:
-    """Describe the update of running moments by a batch; None if the kernel can't do it."""
-    if mean is None or var is None or isinstance(momentum, Tensor) or not _can_run(x):
+def moment_update(
+    mean: Tensor | None, var: Tensor | None, counter: Tensor | None, momentum: float | Tensor, count: int
+) -> MomentUpdate | None:
+    """Describe the update of running moments by a batch of ``count`` values per channel; None if the kernel can't."""
+    update = moments.moment_update(mean, var, counter, momentum, count)
+    if update is None or update.weight is not None or mean is None or not _can_run(mean):
         return None
-    writable = all(type(t) is Tensor and t.dtype == torch.float32 and t.is_contiguous() for t in (mean, var))
-    tracked = not (mean.is_inference() or var.is_inference())
-    return MomentUpdate(mean, var, momentum) if writable and tracked else None
+    writable = all(type(t) is Tensor and t.dtype == torch.float32 and not t.is_inference() for t in (mean, var))
+    return update if writable else None
 
 
 def train(
@@ -84,10 +80,11 @@ def train(
     residual: Tensor | None = None,
     relu: bool = False,
     running: MomentUpdate | None = None,
-) -> tuple[Tensor, BatchMoments]:
+) -> tuple[Tensor, BatchMoments | None]:
     """Normalize with the moments of the batch, add the residual (of the input's shape, dtype and device), apply ReLU.
 
-    Returns the output, and the moments of the batch (with the biased variance). Updates ``running`` if it is given.
+    Returns the output, and the moments of the batch (with the biased variance), or None if ``running`` was given and
+    has been updated.
     """
     check_parameters(x, weight, bias, *(() if running is None else running[:2]))
     if not _can_run(x):
@@ -95,7 +92,11 @@ def train(
         return y, BatchMoments(mean, var)
     settings = eps, num_groups, relu
     y, moments = _Training.apply(x, weight, bias, residual, settings, running)  # type: ignore[no-untyped-call]
-    return y, BatchMoments(*moments)
+    if running is None:
+        return y, BatchMoments(*moments)
+    if running.counter is not None:
+        running.counter.add_(1)
+    return y, None
 
 
 def evaluate(
@@ -153,7 +154,7 @@ class _Training(torch.autograd.Function):
             torch.get_num_threads(),
         )
         if running is not None:  # tells autograd of the in-place update, as an operator does
-            torch.autograd.graph.increment_version(running[:2])
+            torch.autograd.graph.increment_version([t for t in running[:2] if t is not None])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(moments)
         # Without a residual, the sign of the output is computed again: saving y would need as much memory as x.

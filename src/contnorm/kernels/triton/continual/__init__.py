@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from contnorm.kernels.moment_update import MomentUpdate, moment_update
 from contnorm.kernels.reference import BatchMoments
 from contnorm.kernels.triton.availability import COMPILER, INSTALLED, INTERPRETED, TYPES, is_plain
 from contnorm.kernels.triton.continual import eager, launch, operators, plan
-from contnorm.kernels.triton.continual.launch import MomentUpdate
 
 __all__ = [
     "auto_selects",
@@ -94,23 +94,6 @@ def _update(running: MomentUpdate, mean: Tensor, var: Tensor) -> None:
     operators.update_moments_(running.mean, running.var, mean, var, running.momentum, running.weight, running.factor)
     if running.counter is not None:
         running.counter.add_(1)
-
-
-def moment_update(
-    mean: Tensor | None, var: Tensor | None, counter: Tensor | None, momentum: float | Tensor, count: int
-) -> MomentUpdate | None:
-    """Describe the update of running moments by a batch of ``count`` values per channel; None if no kernel can do it.
-
-    The moments must be contiguous. A counter, and a momentum that is a tensor, must be 0-dim and on their device.
-    """
-    if mean is None or var is None or not (mean.is_contiguous() and var.is_contiguous()):
-        return None
-    if counter is not None and (counter.device != mean.device or counter.dim() != 0):
-        return None
-    if isinstance(momentum, Tensor):
-        on_device = momentum.device == mean.device and momentum.dim() == 0
-        return MomentUpdate(mean, var, counter, momentum, 0.0, count / (count - 1)) if on_device else None
-    return MomentUpdate(mean, var, counter, None, float(momentum), count / (count - 1))
 
 
 def evaluate(

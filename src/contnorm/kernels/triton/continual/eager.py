@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from contnorm.kernels.moment_update import NO_UPDATE, MomentUpdate
 from contnorm.kernels.reference import BatchMoments
 from contnorm.kernels.triton.availability import is_plain
 from contnorm.kernels.triton.continual import launch, operators, replay
@@ -23,7 +24,7 @@ from contnorm.kernels.triton.continual import launch, operators, replay
 __all__ = ["evaluate", "gradients", "train"]
 
 
-def train(args: tuple[Any, ...], running: launch.MomentUpdate | None) -> tuple[Tensor, BatchMoments | None]:
+def train(args: tuple[Any, ...], running: MomentUpdate | None) -> tuple[Tensor, BatchMoments | None]:
     """Return the output, and the moments of the batch, or None if ``running`` was given and has been updated."""
     output: Any = _Training.apply(*args[:4], (args[4:], running))  # type: ignore[no-untyped-call]
     if running is not None:
@@ -44,7 +45,7 @@ class _Training(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor, ...]:
         settings, running = rest
         args = x, weight, bias, residual, *settings
-        output = replay.recorded_training(args, running or launch.NO_UPDATE)
+        output = replay.recorded_training(args, running or NO_UPDATE)
         operators.keep_for_training(ctx, args, output)
         if running is None:
             ctx.mark_non_differentiable(output[1])

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from contnorm.kernels.moment_update import NO_UPDATE, MomentUpdate
 from contnorm.kernels.triton.continual import plan
 from contnorm.kernels.triton.continual.plan import LaunchLimits, LaunchPlan, Sizes, plan_evaluation, plan_training
 from contnorm.kernels.triton.launcher import Launch, has_clusters, on_device_of
 
 __all__ = [
-    "NO_UPDATE",
-    "MomentUpdate",
     "backward",
     "channels_last",
     "dense",
@@ -206,28 +205,6 @@ def _together(first: Launch | None, last: Launch, *args: Any) -> None:
     if first is not None:
         first(*args)
     last(*args)
-
-
-class MomentUpdate(NamedTuple):
-    """Update of the running moments by the forward kernel, which saves a launch.
-
-    Attributes:
-        mean, var: (C,) buffers, contiguous.
-        counter: Batch counter, incremented by one.
-        weight: The weight of the batch, if it is a tensor on the device.
-        momentum: The weight of the batch, if it is a number.
-        factor: The factor from the biased to the unbiased variance.
-    """
-
-    mean: Tensor | None = None
-    var: Tensor | None = None
-    counter: Tensor | None = None
-    weight: Tensor | None = None
-    momentum: float = 0.0
-    factor: float = 1.0
-
-
-NO_UPDATE = MomentUpdate()
 
 
 def forward(

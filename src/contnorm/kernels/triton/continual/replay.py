@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from contnorm.kernels.moment_update import MomentUpdate
 from contnorm.kernels.triton.continual import launch
 from contnorm.kernels.triton.launcher import CACHES_KERNELS, RecordedLaunch, recording
 
@@ -186,7 +187,7 @@ def _use(module: Any) -> None:
 # --- calls through Python, which register their launches --------------------------------------------------------
 
 
-def recorded_training(args: tuple[Any, ...], running: launch.MomentUpdate) -> tuple[Tensor, Tensor]:
+def recorded_training(args: tuple[Any, ...], running: MomentUpdate) -> tuple[Tensor, Tensor]:
     """Launch the forward pass of training, and register it."""
     if _extension is None:
         _count(args[0])

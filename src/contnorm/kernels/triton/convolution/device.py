@@ -13,7 +13,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["add_splits", "forward", "input_gradient", "weight_gradient"]
+__all__ = [
+    "add_splits",
+    "forward",
+    "input_gradient",
+    "prepare_input",
+    "prepare_weight",
+    "weight_gradient",
+    "weight_gradient_of_prepared",
+]
 
 
 _SIZES = ["samples", "height", "width", "out_height", "out_width", "column_blocks"]  # one kernel for all of these
@@ -25,22 +33,59 @@ def _rounded(x):
     return tl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def forward(
-    x_ptr, w_ptr, y_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
-    ROUND: tl.constexpr,
-):  # fmt: skip
-    """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input.
+@triton.jit
+def _part(steps):
+    """First and last step of the sum of this program: all steps are divided evenly among the splits."""
+    part = tl.cdiv(steps, tl.num_programs(1))
+    first = tl.program_id(1) * part
+    return first, tl.minimum(steps, first + part)
 
-    If ``FLAT``, a step of the sum has (tap, channel) pairs of several taps, for images with few channels.
+
+@triton.jit
+def _tap_and_chunk(step, taps, chunks, TAPS_FIRST: tl.constexpr):
+    """Tap of the kernel and chunk of channels of a step."""
+    if TAPS_FIRST:
+        tap = step % taps
+        chunk = step // taps
+    else:
+        tap = step // chunks
+        chunk = step % chunks
+    return tap, chunk
+
+
+@triton.jit
+def _load_even(at, rows, columns, EVEN: tl.constexpr):
+    """Load a tile with those rows and columns that exist; all of them if ``EVEN``."""
+    if EVEN:
+        tile = tl.load(at)
+    else:
+        tile = tl.load(at, mask=rows[:, None] & columns[None, :], other=0.0)
+    return tile
+
+
+@triton.jit
+def _load_rows(at, rows, columns, EVEN: tl.constexpr):
+    """Load a tile with those rows that exist, and those columns; all columns if ``EVEN``."""
+    mask = rows[:, None] if EVEN else rows[:, None] & columns[None, :]
+    return tl.load(at, mask=mask, other=0.0)
+
+
+@triton.jit
+def _store(out_ptr, size, total, row, rows, row_size, column, columns):
+    """Store the sums of a tile, in the part of the output that belongs to this split."""
+    at = out_ptr + tl.program_id(1).to(tl.int64) * size + row[:, None] * row_size + column[None, :]
+    tl.store(at, total.to(out_ptr.dtype.element_ty), mask=rows[:, None] & columns[None, :])
+
+
+@triton.jit
+def _output_rows(
+    row_block, samples, height, width, out_height, out_width, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    PADDING: tl.constexpr, BM: tl.constexpr, BY_POSITION: tl.constexpr,
+):  # fmt: skip
+    """Rows of a tile of the output: index, sample, whether it exists, and the first tap's position in the input.
+
+    Also the taps of the tile: the first one and the number, in both directions.
     """
-    row_block = tl.program_id(0) // column_blocks
-    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
-    split = tl.program_id(1)
-    splits = tl.num_programs(1)
-    k = tl.arange(0, BK)
     first_r = 0
     first_s = 0
     taps_r = KERNEL
@@ -65,14 +110,34 @@ def forward(
         sample = row // (out_height * out_width)
         top = row // out_width % out_height * STRIDE - PADDING
         left = row % out_width * STRIDE - PADDING
+    return row, sample, exists, top, left, first_r, first_s, taps_r, taps_s
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def forward(
+    x_ptr, w_ptr, y_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
+    ROUND: tl.constexpr, ROUND_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """Output of the convolution, (rows, filters): positions of the output times taps and channels of the input.
+
+    If ``FLAT``, a step of the sum has (tap, channel) pairs of several taps, for images with few channels.
+    """
+    row_block = tl.program_id(0) // column_blocks
+    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    row, sample, exists, top, left, first_r, first_s, taps_r, taps_s = _output_rows(
+        row_block, samples, height, width, out_height, out_width, KERNEL, STRIDE, PADDING, BM, BY_POSITION
+    )
     x_rows = x_ptr + ((sample * height + top) * width + left) * channels
     w_columns = w_ptr + column * (KERNEL * KERNEL * channels)
     chunks = tl.cdiv(channels, BK)
     taps = taps_r * taps_s
     steps = tl.cdiv(KERNEL * KERNEL * channels, BK) if FLAT else taps * chunks
-    part = tl.cdiv(steps, splits)
+    first, last = _part(steps)
     total = tl.zeros((BM, BN), tl.float32)
-    for step in range(split * part, tl.minimum(steps, split * part + part)):
+    for step in range(first, last):
         if FLAT:
             pair = step * BK + k
             r = pair // channels // KERNEL
@@ -85,12 +150,7 @@ def forward(
             w_mask = (column < filters)[:, None] & (r < KERNEL)[None, :]
             b = tl.load(w_columns[:, None] + pair[None, :], mask=w_mask, other=0.0)
         else:
-            if TAPS_FIRST:
-                tap = step % taps
-                chunk = step // taps
-            else:
-                tap = step // chunks
-                chunk = step % chunks
+            tap, chunk = _tap_and_chunk(step, taps, chunks, TAPS_FIRST)
             r = first_r + tap // taps_s
             s = first_s + tap % taps_s
             if BY_POSITION:
@@ -98,38 +158,27 @@ def forward(
             else:
                 inside = exists & (top + r >= 0) & (top + r < height) & (left + s >= 0) & (left + s < width)
             at = chunk * BK + k
-            x_mask = inside[:, None] if EVEN else inside[:, None] & (at < channels)[None, :]
-            a = tl.load(x_rows[:, None] + ((r * width + s) * channels + at)[None, :], mask=x_mask, other=0.0)
+            x_at = x_rows[:, None] + ((r * width + s) * channels + at)[None, :]
+            a = _load_rows(x_at, inside, at < channels, EVEN)
             w_at = w_columns[:, None] + ((r * KERNEL + s) * channels + at)[None, :]
-            if EVEN:
-                b = tl.load(w_at)
-            else:
-                b = tl.load(w_at, mask=(column < filters)[:, None] & (at < channels)[None, :], other=0.0)
+            b = _load_even(w_at, column < filters, at < channels, EVEN)
         if ROUND:
             a = _rounded(a)
+        if ROUND_WEIGHT:
             b = _rounded(b)
         total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
-    offset = split.to(tl.int64) * (samples * out_height * out_width * filters)
-    y_at = y_ptr + offset + row[:, None] * filters + column[None, :]
-    tl.store(y_at, total.to(y_ptr.dtype.element_ty), mask=exists[:, None] & (column < filters)[None, :])
+    _store(y_ptr, samples * out_height * out_width * filters, total, row, exists, filters, column, column < filters)
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def input_gradient(
-    dy_ptr, w_ptr, dx_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
+@triton.jit
+def _input_rows(
+    row_block, samples, height, width, out_height, out_width, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    PADDING: tl.constexpr, BM: tl.constexpr, BY_POSITION: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the input, (rows, channels): positions of the input times taps and filters of the output.
+    """Rows of a tile of the input: index, sample, whether it exists, and the first tap's position in the output.
 
-    With a stride, the positions of the input are divided by their remainders modulo the stride. All positions with the
-    same remainders have the same taps, so no product is with a zero.
+    Also the taps of the tile: the first one and the number, in both directions.
     """
-    row_block = tl.program_id(0) // column_blocks
-    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
-    split = tl.program_id(1)
-    splits = tl.num_programs(1)
-    k = tl.arange(0, BK)
     if BY_POSITION:
         blocks = tl.cdiv(samples, BM)
         position = row_block // blocks
@@ -167,19 +216,34 @@ def input_gradient(
         ox -= skipped_s
         taps_r = tl.maximum(tl.minimum(taps_r - skipped_r, oy + 1), 0)
         taps_s = tl.maximum(tl.minimum(taps_s - skipped_s, ox + 1), 0)
+    return row, sample, exists, oy, ox, first_r, first_s, taps_r, taps_s
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def input_gradient(
+    dy_ptr, w_ptr, dx_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, TAPS_FIRST: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the input, (rows, channels): positions of the input times taps and filters of the output.
+
+    With a stride, the positions of the input are divided by their remainders modulo the stride. All positions with the
+    same remainders have the same taps, so no product is with a zero.
+    """
+    row_block = tl.program_id(0) // column_blocks
+    column = tl.program_id(0) % column_blocks * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    row, sample, exists, oy, ox, first_r, first_s, taps_r, taps_s = _input_rows(
+        row_block, samples, height, width, out_height, out_width, KERNEL, STRIDE, PADDING, BM, BY_POSITION
+    )
     dy_rows = dy_ptr + ((sample * out_height + oy) * out_width + ox) * filters
     chunks = tl.cdiv(filters, BK)
     taps = taps_r * taps_s
     steps = taps * chunks
-    part = tl.cdiv(steps, splits)
+    first, last = _part(steps)
     total = tl.zeros((BM, BN), tl.float32)
-    for step in range(split * part, tl.minimum(steps, split * part + part)):
-        if TAPS_FIRST:
-            tap = step % taps
-            chunk = step // taps
-        else:
-            tap = step // chunks
-            chunk = step % chunks
+    for step in range(first, last):
+        tap, chunk = _tap_and_chunk(step, taps, chunks, TAPS_FIRST)
         i = tap // taps_s
         j = tap % taps_s
         if BY_POSITION:
@@ -187,38 +251,40 @@ def input_gradient(
         else:
             inside = exists & (oy - i >= 0) & (oy - i < out_height) & (ox - j >= 0) & (ox - j < out_width)
         at = chunk * BK + k
-        dy_mask = inside[:, None] if EVEN else inside[:, None] & (at < filters)[None, :]
-        a = tl.load(dy_rows[:, None] + (at - (i * out_width + j) * filters)[None, :], mask=dy_mask, other=0.0)
+        dy_at = dy_rows[:, None] + (at - (i * out_width + j) * filters)[None, :]
+        a = _load_rows(dy_at, inside, at < filters, EVEN)
         tap_at = (first_r + i * STRIDE) * KERNEL + first_s + j * STRIDE
         w_at = w_ptr + ((at * (KERNEL * KERNEL) + tap_at) * channels)[:, None] + column[None, :]
-        if EVEN:
-            b = tl.load(w_at)
-        else:
-            b = tl.load(w_at, mask=(at < filters)[:, None] & (column < channels)[None, :], other=0.0)
+        b = _load_even(w_at, at < filters, column < channels, EVEN)
         if ROUND:
             a = _rounded(a)
             b = _rounded(b)
         total = tl.dot(a, b, total, input_precision="tf32")
-    offset = split.to(tl.int64) * (samples * height * width * channels)
-    dx_at = dx_ptr + offset + row[:, None] * channels + column[None, :]
-    tl.store(dx_at, total.to(dx_ptr.dtype.element_ty), mask=exists[:, None] & (column < channels)[None, :])
+    _store(dx_ptr, samples * height * width * channels, total, row, exists, channels, column, column < channels)
+
+
+@triton.jit
+def _positions_inside(shift, size, out_size, STRIDE: tl.constexpr):
+    """First position of the output, and the number, at which a tap is inside of the image, in one direction."""
+    first = tl.maximum(0, (STRIDE - 1 - shift) // STRIDE)
+    return first, tl.maximum(tl.minimum(out_size, (size - shift + STRIDE - 1) // STRIDE) - first, 0)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def weight_gradient(
     dy_ptr, x_ptr, dw_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, BY_POSITION: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
+    BK: tl.constexpr, BY_POSITION: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr, EVEN: tl.constexpr,
+    ROUND: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the weight, (filters, taps * channels): a sum over the positions of the output.
 
     A program has one tap and a block of channels, or if ``FLAT`` a block of (tap, channel) pairs. With one tap and
-    ``BY_POSITION``, the sum has only those positions at which the tap is inside of the image.
+    ``BY_POSITION``, the sum has only those positions at which the tap is inside of the image. If ``ALIGNED``, a step
+    has whole rows or images, or lies in one, so that vectors are divided before the loop only.
     """
     column_block = tl.program_id(0) % column_blocks
     row = tl.program_id(0) // column_blocks * BM + tl.arange(0, BM)
-    split = tl.program_id(1)
-    splits = tl.num_programs(1)
     k = tl.arange(0, BK)
     if FLAT:
         column = column_block * BN + tl.arange(0, BN)
@@ -238,17 +304,19 @@ def weight_gradient(
     rows_y = out_height
     rows_x = out_width
     if BY_POSITION:
-        first_y = tl.maximum(0, (STRIDE - 1 - r) // STRIDE)
-        first_x = tl.maximum(0, (STRIDE - 1 - s) // STRIDE)
-        rows_y = tl.maximum(tl.minimum(out_height, (height - r + STRIDE - 1) // STRIDE) - first_y, 0)
-        rows_x = tl.maximum(tl.minimum(out_width, (width - s + STRIDE - 1) // STRIDE) - first_x, 0)
+        first_y, rows_y = _positions_inside(r, height, out_height, STRIDE)
+        first_x, rows_x = _positions_inside(s, width, out_width, STRIDE)
     area = rows_y * rows_x
     positions = samples * area
     steps = tl.cdiv(positions, BK)
-    part = tl.cdiv(steps, splits)
+    first, last = _part(steps)
     row_exists = row < filters
+    if ALIGNED:
+        k_sample = k // area
+        k_y = k // out_width % out_height
+        k_x = k % out_width
     total = tl.zeros((BM, BN), tl.float32)
-    for step in range(split * part, tl.minimum(steps, split * part + part)):
+    for step in range(first, last):
         at = step * BK + k
         exists = at < positions
         if BY_POSITION:
@@ -257,12 +325,18 @@ def weight_gradient(
             ox = first_x + at % rows_x
             dy_rows = ((sample * out_height + oy) * out_width + ox) * filters
         else:
-            sample = at // (out_height * out_width)
-            oy = at // out_width % out_height
-            ox = at % out_width
+            if ALIGNED:
+                sample = step * BK // area + k_sample
+                oy = step * BK % area // out_width + k_y
+                ox = step * BK % out_width + k_x
+            else:
+                sample = at // area
+                oy = at // out_width % out_height
+                ox = at % out_width
             dy_rows = at * filters
-        dy_mask = exists[:, None] if EVEN else exists[:, None] & row_exists[None, :]
-        a = tl.load(dy_ptr + dy_rows[:, None] + row[None, :], mask=dy_mask, other=0.0)
+        # As (filters, positions) in the order of memory: a transposed tile would be copied in pieces of 4 bytes.
+        dy_mask = exists[None, :] if EVEN else exists[None, :] & row_exists[:, None]
+        a = tl.load(dy_ptr + row[:, None] + dy_rows[None, :], mask=dy_mask, other=0.0)
         iy = oy * STRIDE
         ix = ox * STRIDE
         if FLAT:
@@ -281,11 +355,93 @@ def weight_gradient(
         if ROUND:
             a = _rounded(a)
             b = _rounded(b)
-        total = tl.dot(tl.trans(a), b, total, input_precision="tf32")
+        total = tl.dot(a, b, total, input_precision="tf32")
     size = KERNEL * KERNEL * channels
-    offset = split.to(tl.int64) * (filters * size)
-    dw_at = dw_ptr + offset + row[:, None] * size + column[None, :]
-    tl.store(dw_at, total.to(dw_ptr.dtype.element_ty), mask=row_exists[:, None] & column_exists[None, :])
+    _store(dw_ptr, filters * size, total, row, row_exists, size, column, column_exists)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def weight_gradient_of_prepared(
+    dy_ptr, x_ptr, dw_ptr, samples, height, width, channels, out_height, out_width, filters, column_blocks,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PITCH: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the weight, as `weight_gradient`, from an input as (channels, positions, samples).
+
+    A step of the sum has samples of one position. So the tensor cores can read the input along the sum, as they need
+    it for TF32, and every tap is inside of the image for all samples of a step, or outside and skipped.
+    """
+    blocks = tl.cdiv(channels, BN)
+    column_block = tl.program_id(0) % column_blocks
+    row = tl.program_id(0) // column_blocks * BM + tl.arange(0, BM)
+    tap = column_block // blocks
+    channel = column_block % blocks * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    r = tap // KERNEL - PADDING
+    s = tap % KERNEL - PADDING
+    first_y, rows_y = _positions_inside(r, height, out_height, STRIDE)
+    first_x, rows_x = _positions_inside(s, width, out_width, STRIDE)
+    first, last = _part(rows_y * rows_x * (PITCH // BK))
+    dy_rows = dy_ptr + row[:, None] + (k * (out_height * out_width * filters))[None, :]
+    x_rows = x_ptr + (channel * (height * width * PITCH))[:, None] + k[None, :]
+    total = tl.zeros((BM, BN), tl.float32)
+    for step in range(first, last):
+        position = step // (PITCH // BK)
+        start = step % (PITCH // BK) * BK
+        oy = first_y + position // rows_x
+        ox = first_x + position % rows_x
+        exists = start + k < samples
+        dy_mask = exists[None, :] if EVEN else exists[None, :] & (row < filters)[:, None]
+        a = tl.load(dy_rows + ((start * out_height + oy) * out_width + ox) * filters, mask=dy_mask, other=0.0)
+        x_at = x_rows + ((oy * STRIDE + r) * width + ox * STRIDE + s) * PITCH + start
+        b = _load_even(x_at, channel < channels, k < BK, EVEN)
+        if ROUND:
+            a = _rounded(a)
+        total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
+    size = KERNEL * KERNEL * channels
+    _store(dw_ptr, filters * size, total, row, row < filters, size, tap * channels + channel, channel < channels)
+
+
+@triton.jit
+def prepare_input(
+    x_ptr, out_ptr, samples, positions, channels, PITCH: tl.constexpr, ROUND: tl.constexpr, BLOCK: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    """Input (samples, positions, channels) rounded, as (channels, positions, PITCH samples) with zeros at the end."""
+    position = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    sample = tl.program_id(2) * BK + tl.arange(0, BK)
+    exists = (sample < samples)[:, None] & (channel < channels)[None, :]
+    at = ((sample * positions + position) * channels)[:, None] + channel[None, :]
+    x = tl.load(x_ptr + at, mask=exists, other=0.0)
+    if ROUND:
+        x = _rounded(x)
+    out_at = ((channel * positions + position) * PITCH)[:, None] + sample[None, :]
+    tl.store(out_ptr + out_at, tl.trans(x), mask=(channel < channels)[:, None])
+
+
+@triton.jit
+def prepare_weight(
+    w_ptr, out_ptr, filters, channels, TAPS: tl.constexpr, MIRROR: tl.constexpr, ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Weight (filters, taps, channels) rounded; if ``MIRROR``, as (channels, taps, filters) with taps in reverse order.
+
+    The gradient of the input of a convolution with stride 1 is a convolution with the mirrored weight. The tensor cores
+    read TF32 operands only along the sum, which in the gradient of the input is that over the filters.
+    """
+    tap = tl.program_id(2)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = (row < filters)[:, None] & (column < channels)[None, :]
+    w = tl.load(w_ptr + ((row * TAPS + tap) * channels)[:, None] + column[None, :], mask=exists, other=0.0)
+    if ROUND:
+        w = _rounded(w)
+    if MIRROR:
+        at = ((column * TAPS + TAPS - 1 - tap) * filters)[:, None] + row[None, :]
+        tl.store(out_ptr + at, tl.trans(w), mask=(column < channels)[:, None] & (row < filters)[None, :])
+    else:
+        tl.store(out_ptr + ((row * TAPS + tap) * channels)[:, None] + column[None, :], w, mask=exists)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from contnorm.kernels.triton.availability import INTERPRETED
-from contnorm.kernels.triton.launcher import Launch, on_device_of
+from contnorm.kernels.triton.launcher import Launch, launch, on_device_of
 
 __all__ = ["DIRECTIONS", "Direction", "Geometry", "Tiles", "convolve", "input_gradient", "programs", "weight_gradient"]
 
@@ -21,6 +21,7 @@ Direction = Literal["forward", "input", "weight"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "input", "weight")
 
 _REDUCE_BLOCK = 1024
+_PREPARE_BLOCK = 64
 _FEW_CHANNELS = 16  # fewer than a step of a sum has
 
 
@@ -44,6 +45,12 @@ class Geometry(NamedTuple):
     def out_width(self) -> int:
         return (self.width + 2 * self.padding - self.kernel) // self.stride + 1
 
+    @property
+    def mirrored(self) -> Geometry:
+        """Sizes of the convolution with the mirrored weight, which computes the gradient of the input; for stride 1."""
+        height, width, padding = self.out_height, self.out_width, self.kernel - 1 - self.padding
+        return Geometry(self.samples, self.filters, height, width, self.channels, self.kernel, 1, padding)
+
 
 class Tiles(NamedTuple):
     """How a kernel divides its work: the sizes of a tile, and the number of parts of each sum."""
@@ -57,6 +64,8 @@ class Tiles(NamedTuple):
     by_position: bool = False  # whether taps outside of the image are skipped
     reordered: bool = False  # taps before channels in the sum; for weight gradients, columns of several taps
     rounded: bool = False  # float32 to the nearest TF32 number, which the tensor cores would truncate
+    prepared: bool = False  # a kernel of its own rounds the weight, mirrored for the gradient of the input; or the
+    # input for that of the weight, with samples as the last dimension
 
 
 class _Launches(NamedTuple):
@@ -109,7 +118,19 @@ def _is_even(direction: Direction, g: Geometry, t: Tiles) -> bool:
     return g.filters % t.rows == 0 and g.channels % t.columns == 0
 
 
+def _is_aligned(g: Geometry, t: Tiles) -> bool:
+    """Whether each step of a weight gradient has whole images or rows of the output, or lies in one row."""
+    width, area = g.out_width, g.out_height * g.out_width
+    in_rows = area % t.depth == 0 and (width % t.depth == 0 or t.depth % width == 0)
+    return not t.by_position and (t.depth % area == 0 or in_rows)
+
+
 _KERNELS = {"forward": "forward", "input": "input_gradient", "weight": "weight_gradient"}
+
+
+def _pitch(g: Geometry, t: Tiles) -> int:
+    """Return the samples of a prepared input, with zeros up to a multiple of the depth."""
+    return _blocks(g.samples, t.depth) * t.depth
 
 
 @lru_cache(maxsize=1024)
@@ -130,9 +151,17 @@ def _launches(direction: Direction, g: Geometry, t: Tiles, size: int) -> _Launch
         "num_warps": t.warps,
         "num_stages": t.stages,
     }
+    if direction == "weight":
+        constants["ALIGNED"] = _is_aligned(g, t)
     if direction == "forward":
         constants["FLAT"] = g.channels < _FEW_CHANNELS and not t.by_position
-    product = Launch(getattr(code, _KERNELS[direction]), (rows * columns, t.splits), constants)
+        constants["ROUND_WEIGHT"] = constants["ROUND"] and not t.prepared
+    name = _KERNELS[direction]
+    if direction == "weight" and t.prepared:
+        name = "weight_gradient_of_prepared"
+        constants = {key: value for key, value in constants.items() if key not in ("BY_POSITION", "FLAT", "ALIGNED")}
+        constants["PITCH"] = _pitch(g, t)
+    product = Launch(getattr(code, name), (rows * columns, t.splits), constants)
     addition = None
     if t.splits > 1:
         addition = Launch(
@@ -160,16 +189,51 @@ def _empty(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
+def _prepared(weight: Tensor, mirror: bool, rounded: bool) -> Tensor:
+    """Return the weight rounded to TF32, mirrored if it is for the gradient of the input."""
+    filters, channels, kernel, _ = weight.shape
+    out = _empty(weight, *((channels, filters) if mirror else (filters, channels)), kernel, kernel)
+    with on_device_of(weight):
+        launch(
+            import_module("contnorm.kernels.triton.convolution.device").prepare_weight,
+            (_blocks(filters, _PREPARE_BLOCK), _blocks(channels, _PREPARE_BLOCK), kernel**2),
+            weight, out, filters, channels,
+            TAPS=kernel**2, MIRROR=mirror, ROUND=rounded and not INTERPRETED, BLOCK=_PREPARE_BLOCK, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def _prepared_input(x: Tensor, g: Geometry, t: Tiles) -> Tensor:
+    """Return the input rounded to TF32, as (channels, positions, samples) with zeros after the samples."""
+    positions, pitch = g.height * g.width, _pitch(g, t)
+    out = torch.empty((g.channels, positions, pitch), dtype=x.dtype, device=x.device)
+    with on_device_of(x):
+        launch(
+            import_module("contnorm.kernels.triton.convolution.device").prepare_input,
+            (positions, _blocks(g.channels, _PREPARE_BLOCK), pitch // t.depth),
+            x, out, g.samples, positions, g.channels,
+            PITCH=pitch, ROUND=t.rounded and not INTERPRETED, BLOCK=_PREPARE_BLOCK, BK=t.depth, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
 def convolve(x: Tensor, weight: Tensor, g: Geometry, t: Tiles) -> Tensor:
     """Return the output of the convolution; both tensors are channels_last."""
+    if t.prepared:
+        weight = _prepared(weight, False, t.rounded)
     return _run("forward", x, weight, _empty(x, g.samples, g.filters, g.out_height, g.out_width), g, t)
 
 
 def input_gradient(dy: Tensor, weight: Tensor, g: Geometry, t: Tiles) -> Tensor:
-    """Return the gradient of the input; both tensors are channels_last."""
+    """Return the gradient of the input; both tensors are channels_last. Tiles with a prepared weight need stride 1."""
+    if t.prepared:
+        out = _empty(dy, g.samples, g.channels, g.height, g.width)
+        return _run("forward", dy, _prepared(weight, True, t.rounded), out, g.mirrored, t)
     return _run("input", dy, weight, _empty(dy, g.samples, g.channels, g.height, g.width), g, t)
 
 
 def weight_gradient(dy: Tensor, x: Tensor, g: Geometry, t: Tiles) -> Tensor:
     """Return the gradient of the weight; both tensors are channels_last."""
+    if t.prepared:
+        x = _prepared_input(x, g, t)
     return _run("weight", dy, x, _empty(dy, g.filters, g.channels, g.kernel, g.kernel), g, t)

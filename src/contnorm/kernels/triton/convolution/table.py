@@ -30,10 +30,12 @@ __all__ = [
     "EMPTY",
     "VARIABLE",
     "ConvolutionTable",
+    "Key",
     "LayerTiles",
     "current_table",
     "environment_of_table",
     "format_tables",
+    "read_tables",
     "table_for",
     "using_table",
 ]
@@ -163,8 +165,16 @@ def table_for(device: torch.device) -> ConvolutionTable:
     if not can_launch(device):
         return EMPTY
     environment = environment_of_table(device)
-    tables = _read(os.environ.get(VARIABLE) or str(FILE))
-    return next((table for valid_for, table in tables if valid_for == environment), EMPTY)
+    return next((table for valid_for, table in read_tables() if valid_for == environment), EMPTY)
+
+
+def read_tables() -> list[tuple[dict[str, str], ConvolutionTable]]:
+    """Return all tables of the package, or those of the file in ``CONTNORM_CONVOLUTIONS``, and what they are valid for.
+
+    Raises:
+        UserError: If the file has no tables.
+    """
+    return _read(os.environ.get(VARIABLE) or str(FILE))
 
 
 @cache
