@@ -65,7 +65,7 @@ LIMITS_BY_PLAN = {
     "one, in chunks": LaunchLimits(single=1, one=10**9, one_rows=10**6, tile=256),
     "two, all samples": LaunchLimits(single=1, one=1, rows=10**6, share=10**6, tile=256, programs=1),
     "two, shared out": LaunchLimits(single=1, one=1, rows=10**6, share=32, tile=32, programs=24),
-    "three": LaunchLimits(single=1, one=1, rows=1, tile=128, last_tile=128, merge=64, programs=6),
+    "three": LaunchLimits(single=1, one=1, rows=1, tile=128, merge=64, programs=6, last_programs=6),
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 every_plan = pytest.mark.parametrize("plan_name", LIMITS_BY_PLAN)
@@ -317,6 +317,18 @@ IN_PARTS = {
     "one program, read twice": (LaunchLimits(eval_least=1, eval_program=2048, programs=1), torch.bfloat16, 1, False),
     "small programs": (LaunchLimits(eval_least=1, eval_program=512), torch.float32, 7, True),
     "large programs": (LaunchLimits(eval_least=1, eval_program=128, eval_near=1), torch.float32, 2, True),
+    "several programs, read twice": (
+        LaunchLimits(eval_least=1, eval_near=1, programs=1, tile=128, eval_part=4096),
+        torch.bfloat16,
+        4,
+        False,
+    ),
+    "not 14 programs but 8, read twice": (
+        LaunchLimits(eval_least=1, eval_program=8, programs=1, tile=128, eval_part=2048, cached=2**15),
+        torch.float32,
+        8,
+        False,
+    ),
 }
 
 
@@ -427,7 +439,7 @@ def test_strided_parameters_and_wrong_sizes(device: torch.device) -> None:
 EVALUATIONS = {
     "read once": LaunchLimits(),
     "in chunks": LaunchLimits(held=1, tile=64),
-    "in two launches": LaunchLimits(held=1, near=0, last_tile=64, programs=12),
+    "in two launches": LaunchLimits(held=1, near=0, tile=64, programs=12),
 }
 
 
@@ -724,6 +736,30 @@ def test_plans_cover_the_input_within_limits() -> None:
                 assert p.all_n >= n and p.programs >= p.blocks * p.splits * -(-n // p.block_n)
 
 
+@pytest.mark.parametrize("name", ["two, shared out", "three"])
+def test_chunks_without_masks_are_full(name: str) -> None:
+    """Tiles that the kernels load without masks hold exactly the values of the input; the shapes have every case."""
+    found = set()
+    for (shape,) in (parameter.values for parameter in SHAPES):
+        n, c, groups, positions = shape
+        for is_last in (False, True):
+            sizes = Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4)
+            p = plan.plan_training(sizes, False, LIMITS_BY_PLAN[name])
+            found.add(p.full)
+            if p.full:
+                assert p.blocks * p.block_c == c and -(-n // p.block_n) * p.block_n == n
+                assert p.span % p.block_l == 0 and (p.full == 2 or sizes.length % p.block_l == 0)
+    assert found == {0, 1, 2}
+
+
+def test_clusters_have_a_size_that_triton_launches() -> None:
+    for length in range(256, 13000, 97):
+        for n, c, itemsize in ((20, 64, 2), (20, 64, 4), (256, 96, 2), (2, 512, 2), (64, 256, 4)):
+            p = plan.plan_evaluation(Sizes(n, c, length, 32, True, itemsize), LaunchLimits())
+            assert p.members <= 8 or p.members == 16
+            assert p.launches != "cluster" or (p.members - 1) * p.span < length <= p.members * p.span
+
+
 def test_number_of_launches_by_size() -> None:
     def plan_name(*sizes: Any, backward: bool = False) -> str:
         return plan.plan_training(Sizes(*sizes), backward, LaunchLimits()).launches
@@ -737,7 +773,8 @@ def test_number_of_launches_by_size() -> None:
     assert (
         plan_name(10, 256, 16, 32, True, 4) == "one" and plan_name(10, 256, 16, 32, True, 2) == "two"
     )  # and here half a sector
-    assert plan_name(256, 256, 3136, 32, False, 4) == "three"
+    assert plan_name(256, 256, 3136, 32, False, 4) == plan_name(32, 64, 4096, 32, True, 2) == "three"
+    assert plan_name(32, 64, 4096, 32, False, 4) == "two"  # with channels last, tables of more rows for each program
     sizes = Sizes(5, 9, 21, 3, False, 4)
     for name, limits in LIMITS_BY_PLAN.items():
         p = plan.plan_training(sizes, True, limits)

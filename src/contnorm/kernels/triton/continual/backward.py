@@ -11,7 +11,9 @@ import triton.language as tl
 
 from contnorm.kernels.triton.continual.tiles import (
     channel_tables,
+    full_end,
     group_sum,
+    in_order,
     lanes,
     masked_gradient,
     moments_and_tables,
@@ -47,19 +49,38 @@ def _both(
 
 
 @triton.jit
+def _with_chunk(
+    sum_dy, sum_dyx, x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, chunk, stop, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Return the sums of each lane with the values of one more chunk."""
+    at, mask = positions(chunk, stop, rows, BL, FULL)
+    where = place(n, c, at, C, L, LAST)
+    x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
+    return sum_dy + tl.where(mask, dy, 0.0), sum_dyx + tl.where(mask, dy * x, 0.0)
+
+
+@triton.jit
 def _row_sums(
     x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
+    FULL: tl.constexpr = False, STAGES: tl.constexpr = 1,
 ):  # fmt: skip
     """Return the sums of dy and of dy times x of each row between two positions; per lane, then across lanes."""
     sum_dy = tl.zeros((BN, BC, BL), tl.float32)
     sum_dyx = tl.zeros((BN, BC, BL), tl.float32)
-    for chunk in range(start, stop, BL):
-        at, mask = positions(chunk, stop, rows, BL)
-        where = place(n, c, at, C, L, LAST)
-        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
-        sum_dy += tl.where(mask, dy, 0.0)
-        sum_dyx += tl.where(mask, dy * x, 0.0)
+    end = full_end(start, stop, BL, FULL)
+    for chunk in tl.range(start, end, BL, num_stages=STAGES):
+        sum_dy, sum_dyx = _with_chunk(
+            sum_dy, sum_dyx, x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, chunk, stop, C, L,
+            LAST, BL, RELU, FULL > 0,
+        )  # fmt: skip
+    if FULL == 2:
+        if end < stop:
+            sum_dy, sum_dyx = _with_chunk(
+                sum_dy, sum_dyx, x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, end, stop, C, L,
+                LAST, BL, RELU, False,
+            )  # fmt: skip
     return tl.sum(sum_dy, 2), tl.sum(sum_dyx, 2)
 
 
@@ -118,16 +139,36 @@ def store_gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask):
 
 
 @triton.jit
+def _write_chunk(
+    x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, chunk, stop, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    at, mask = positions(chunk, stop, rows, BL, FULL)
+    where = place(n, c, at, C, L, LAST)
+    x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
+    store_gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask)
+
+
+@triton.jit
 def _write(
     x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
+    FULL: tl.constexpr = False, STAGES: tl.constexpr = 1, REVERSE: tl.constexpr = True,
 ):  # fmt: skip
-    chunks = (stop - start + BL - 1) // BL
-    for i in range(chunks):
-        at, mask = positions(start + (chunks - 1 - i) * BL, stop, rows, BL)
-        where = place(n, c, at, C, L, LAST)
-        x, dy = _both(x_ptr, dy_ptr, y_ptr, pivot, scale, offset, where, mask, RELU)
-        store_gradient(dx_ptr, dr_ptr, x, dy, p, q, r, where, mask)
+    end = full_end(start, stop, BL, FULL)
+    chunks = (end - start + BL - 1) // BL
+    if FULL == 2:
+        if end < stop:
+            _write_chunk(
+                x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, end, stop, C, L,
+                LAST, BL, RELU, False,
+            )  # fmt: skip
+    for i in tl.range(chunks, num_stages=STAGES):
+        chunk = start + in_order(i, chunks, REVERSE) * BL
+        _write_chunk(
+            x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, chunk, stop,
+            C, L, LAST, BL, RELU, FULL > 0,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -185,7 +226,7 @@ def backward_rows(
     x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, table_ptr, part_ptr,
     N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
-    LAST: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr,
+    LAST: tl.constexpr, WHOLE: tl.constexpr, RELU: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Store the two sums of each row in one split of its positions: (splits, N, C) each."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
@@ -200,7 +241,7 @@ def backward_rows(
         scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     start, stop = split_range(split, L, span)
     sum_dy, sum_dyx = _row_sums(
-        x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, RELU
+        x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, RELU, FULL, STAGES
     )
     where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
     tl.store(part_ptr + where, sum_dy, mask=rows)
@@ -208,39 +249,68 @@ def backward_rows(
 
 
 @triton.jit
+def _sums_of_rows(part_ptr, table_ptr, n, c, group, rows, N, C, splits, K: tl.constexpr, SP: tl.constexpr):
+    """Return the sums of each row: of dy, and of dy times the group-normalized x."""
+    sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
+    group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+    return sum_dy, (sum_dyx - group_mean * sum_dy) * group_rstd
+
+
+@triton.jit
+def _store_slabs(slab_ptr, n, c, group, rows, N, C, s1, s2, K: tl.constexpr):
+    """Store the averages over each slab; one lane of each group writes."""
+    where = slab_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
+    writes = rows & (c == group * K)[None, :]
+    tl.store(where, s1, mask=writes)
+    tl.store(where + N * (C // K), s2, mask=writes)
+
+
+@triton.jit
 def backward_tables(
     part_ptr, slab_ptr, weight_ptr, table_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, splits,
-    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the parameter gradients, then the averages over each slab, (N, G) each, in two loops over samples."""
+    """Compute the parameter gradients, then the averages over each slab, (N, G) each.
+
+    With ``SINGLE``, a program has all samples at once, and loads everything before its first sum; otherwise it reads
+    the sums of all samples twice, in blocks.
+    """
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
     c, group, exists = lanes(tl.program_id(0), C, K, KP, BC, True)
     mean, rstd, gain, _ = channel_tables(mean_ptr, var_ptr, weight_ptr, None, c, exists, eps)
     d_bias = tl.zeros_like(mean)
     d_weight = tl.zeros_like(mean)
-    for first in range(0, N, BN):
-        n = first + tl.arange(0, BN)
+    if SINGLE:
+        n = tl.arange(0, BN)
         rows = (n < N)[:, None] & exists[None, :]
-        sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
-        group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
-        d_bias += tl.sum(sum_dy, 0)
-        d_weight += tl.sum((sum_dyx - group_mean * sum_dy) * group_rstd, 0)
+        sum_dy, against = _sums_of_rows(part_ptr, table_ptr, n, c, group, rows, N, C, splits, K, SP)
+        row_mean, row_square = load_rows(table_ptr, n, c, rows, N, C)
+        d_bias = tl.sum(sum_dy, 0)
+        d_weight = tl.sum(against, 0)
+    else:
+        for first in range(0, N, BN):
+            n = first + tl.arange(0, BN)
+            rows = (n < N)[:, None] & exists[None, :]
+            sum_dy, against = _sums_of_rows(part_ptr, table_ptr, n, c, group, rows, N, C, splits, K, SP)
+            d_bias += tl.sum(sum_dy, 0)
+            d_weight += tl.sum(against, 0)
     d_weight = rstd * (d_weight - mean * d_bias)
     store_parameter_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)
-    for first in range(0, N, BN):
-        n = first + tl.arange(0, BN)
-        rows = (n < N)[:, None] & exists[None, :]
-        sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
-        group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
-        row_mean, row_square = load_rows(table_ptr, n, c, rows, N, C)
-        against = (sum_dyx - group_mean * sum_dy) * group_rstd
+    if SINGLE:
         s1, s2 = slab_sums(
             sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
         )
-        where = slab_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
-        writes = rows & (c == group * K)[None, :]
-        tl.store(where, s1, mask=writes)
-        tl.store(where + N * (C // K), s2, mask=writes)
+        _store_slabs(slab_ptr, n, c, group, rows, N, C, s1, s2, K)
+    else:
+        for first in range(0, N, BN):
+            n = first + tl.arange(0, BN)
+            rows = (n < N)[:, None] & exists[None, :]
+            sum_dy, against = _sums_of_rows(part_ptr, table_ptr, n, c, group, rows, N, C, splits, K, SP)
+            row_mean, row_square = load_rows(table_ptr, n, c, rows, N, C)
+            s1, s2 = slab_sums(
+                sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
+            )
+            _store_slabs(slab_ptr, n, c, group, rows, N, C, s1, s2, K)
 
 
 @triton.jit
@@ -256,10 +326,11 @@ def backward_apply(
     dx_ptr, dr_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
+    FULL: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient in one split of the positions of some samples; with ``TABLES``, first compute the tables."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
-    program = tl.num_programs(0) - 1 - tl.program_id(0)  # in reverse: see `_write`
+    program = in_order(tl.program_id(0), tl.num_programs(0), REVERSE)
     split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, TABLES)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
     group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
@@ -290,5 +361,5 @@ def backward_apply(
     start, stop = split_range(split, L, span)
     _write(
         x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, start, stop, C, L,
-        LAST, BL, RELU,
+        LAST, BL, RELU, FULL, STAGES, REVERSE,
     )  # fmt: skip

@@ -127,6 +127,23 @@ def _write_chunks(
 
 
 @triton.jit
+def _load_program(
+    x_ptr, members, N, C, L,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    LAST: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Return block, member, lanes and rows of a program in training, their pivots, and all its values."""
+    block = tl.program_id(0) // members
+    member = tl.program_id(0) % members
+    c, group, exists = lanes(block, C, K, KP, BC, True)
+    n = member * BN + tl.arange(0, BN)
+    rows = (n < N)[:, None] & exists[None, :]
+    pivot = slab_pivot(x_ptr, n, block, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
+    xs = _load_chunks(x_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
+    return block, member, c, group, exists, n, rows, pivot, xs
+
+
+@triton.jit
 def forward_cluster(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, table_ptr,
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, members,
@@ -135,13 +152,9 @@ def forward_cluster(
 ):  # fmt: skip
     """Process a block of groups over some samples."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
-    block = tl.program_id(0) // members
-    member = tl.program_id(0) % members
-    c, group, exists = lanes(block, C, K, KP, BC, True)
-    n = member * BN + tl.arange(0, BN)
-    rows = (n < N)[:, None] & exists[None, :]
-    pivot = slab_pivot(x_ptr, n, block, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
-    xs = _load_chunks(x_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
+    block, member, c, group, exists, n, rows, pivot, xs = _load_program(
+        x_ptr, members, N, C, L, K, KP, BN, BC, BL, LAST, CHUNKS
+    )
     if PHASE != 1:
         weight, bias = load_affine(weight_ptr, bias_ptr, c, exists)
         old_mean, old_var, batches, share = load_running(
@@ -209,13 +222,9 @@ def backward_cluster(
 ):  # fmt: skip
     """Process a block of groups over some samples; ``slab_ptr`` has the sums of rows between two launches."""
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
-    block = tl.program_id(0) // members
-    member = tl.program_id(0) % members
-    c, group, exists = lanes(block, C, K, KP, BC, True)
-    n = member * BN + tl.arange(0, BN)
-    rows = (n < N)[:, None] & exists[None, :]
-    pivot = slab_pivot(x_ptr, n, block, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
-    xs = _load_chunks(x_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
+    _, member, c, group, exists, n, rows, pivot, xs = _load_program(
+        x_ptr, members, N, C, L, K, KP, BN, BC, BL, LAST, CHUNKS
+    )
     dys = _load_chunks(dy_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
     group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
@@ -266,6 +275,7 @@ def evaluate_cluster(
     x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, N, C, L, eps, blocks, members, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, MP: tl.constexpr,
     LAST: tl.constexpr, CHUNKS: tl.constexpr, RELU: tl.constexpr, PHASE: tl.constexpr,
+    FULL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Evaluate some samples in a part of the positions, ``span`` of them."""
     member = tl.program_id(0) % members
@@ -281,7 +291,9 @@ def evaluate_cluster(
         if CHUNKS:
             row_mean, row_square = _chunks_moments(xs, pivot, rows, start, stop, BN, BC, BL, CHUNKS)
         else:
-            row_mean, row_square = row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
+            row_mean, row_square = row_moments(
+                x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, FULL, STAGES
+            )
         if MP > 1:
             at_rows = (member * N + n.to(tl.int64)[:, None]) * C + c[None, :]
             tl.store(part_ptr + at_rows, row_mean, mask=rows)
@@ -302,5 +314,6 @@ def evaluate_cluster(
             )
         else:
             write_output(
-                x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU
+                x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU,
+                FULL, STAGES, True,
             )  # fmt: skip

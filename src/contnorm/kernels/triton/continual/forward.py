@@ -16,6 +16,8 @@ import triton.language as tl
 from contnorm.kernels.triton.continual.tiles import (
     channel_tables,
     chunk_moments,
+    full_end,
+    in_order,
     lanes,
     merged_moments,
     moments_and_tables,
@@ -54,9 +56,24 @@ def _shifted(x_ptr, pivot, where, mask):
 
 
 @triton.jit
+def _with_chunk(
+    mean, square, x_ptr, pivot, n, c, rows, chunk, start, stop, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Return mean and sum of squared deviations of each lane with the values of one more chunk."""
+    at, mask = positions(chunk, stop, rows, BL, FULL)
+    x = _shifted(x_ptr, pivot, place(n, c, at, C, L, LAST), mask)
+    off = tl.where(mask, x - mean, 0.0)
+    mean += off * (1.0 / ((chunk - start) // BL + 1))  # one division per chunk
+    square += off * tl.where(mask, x - mean, 0.0)
+    return mean, square
+
+
+@triton.jit
 def row_moments(
     x_ptr, pivot, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    FULL: tl.constexpr = False, STAGES: tl.constexpr = 1,
 ):  # fmt: skip
     """Return mean and sum of squared deviations of each row between two positions.
 
@@ -65,12 +82,14 @@ def row_moments(
     """
     mean = tl.zeros((BN, BC, BL), tl.float32)
     square = tl.zeros((BN, BC, BL), tl.float32)
-    for chunk in range(start, stop, BL):
-        at, mask = positions(chunk, stop, rows, BL)
-        x = _shifted(x_ptr, pivot, place(n, c, at, C, L, LAST), mask)
-        off = tl.where(mask, x - mean, 0.0)
-        mean += off * (1.0 / ((chunk - start) // BL + 1))  # one division per chunk
-        square += off * tl.where(mask, x - mean, 0.0)
+    end = full_end(start, stop, BL, FULL)
+    for chunk in tl.range(start, end, BL, num_stages=STAGES):
+        mean, square = _with_chunk(
+            mean, square, x_ptr, pivot, n, c, rows, chunk, start, stop, C, L, LAST, BL, FULL > 0
+        )  # fmt: skip
+    if FULL == 2:
+        if end < stop:
+            mean, square = _with_chunk(mean, square, x_ptr, pivot, n, c, rows, end, start, stop, C, L, LAST, BL, False)
     lane = tl.arange(0, BL)
     count = ((stop - start - lane + BL - 1) // BL).to(tl.float32)[None, None, :]
     whole = tl.sum(mean * count, 2) / (stop - start)
@@ -167,20 +186,36 @@ def gain_of(weight_ptr, weight, var, eps):
 
 
 @triton.jit
+def _write_chunk(
+    x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, chunk, stop, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    at, mask = positions(chunk, stop, rows, BL, FULL)
+    where = place(n, c, at, C, L, LAST)
+    y = with_activation(_shifted(x_ptr, pivot, where, mask), scale, offset, residual_ptr, where, mask, RELU)
+    tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def write_output(
     x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
     LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
+    FULL: tl.constexpr = False, STAGES: tl.constexpr = 1, REVERSE: tl.constexpr = True,
 ):  # fmt: skip
-    """Write the output between two positions, chunk by chunk.
-
-    The order is the reverse of that of `row_moments`: what was read last is still in the cache.
-    """
-    chunks = (stop - start + BL - 1) // BL
-    for i in range(chunks):
-        at, mask = positions(start + (chunks - 1 - i) * BL, stop, rows, BL)
-        where = place(n, c, at, C, L, LAST)
-        y = with_activation(_shifted(x_ptr, pivot, where, mask), scale, offset, residual_ptr, where, mask, RELU)
-        tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+    """Write the output between two positions, chunk by chunk."""
+    end = full_end(start, stop, BL, FULL)
+    chunks = (end - start + BL - 1) // BL
+    if FULL == 2:
+        if end < stop:
+            _write_chunk(
+                x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, end, stop, C, L, LAST, BL, RELU, False
+            )
+    for i in tl.range(chunks, num_stages=STAGES):
+        chunk = start + in_order(i, chunks, REVERSE) * BL
+        _write_chunk(
+            x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, chunk, stop, C, L, LAST, BL,
+            RELU, FULL > 0,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -228,14 +263,14 @@ def forward_one(
 def forward_rows(
     x_ptr, part_ptr, N, C, L, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
-    LAST: tl.constexpr, WHOLE: tl.constexpr,
+    LAST: tl.constexpr, WHOLE: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Store mean and sum of squared deviations of each row in one split of its positions: (splits, N, C) each."""
     program = tl.program_id(0)
     split, c, group, _, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, WHOLE)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     start, stop = split_range(split, L, span)
-    mean, square = row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL)
+    mean, square = row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, FULL, STAGES)
     where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
     tl.store(part_ptr + where, mean, mask=rows)
     tl.store(part_ptr + splits * N * C + where, square, mask=rows)
@@ -295,13 +330,14 @@ def forward_apply(
     run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
     NP: tl.constexpr, LAST: tl.constexpr, TABLES: tl.constexpr, RELU: tl.constexpr,
+    FULL: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Write the output of one split of the positions of some samples; with ``TABLES``, first compute the tables.
 
     The tables need the rows of all samples (``NP`` lanes). Only the first program of some rows stores their tables.
     """
     mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
-    program = tl.num_programs(0) - 1 - tl.program_id(0)  # in reverse: see `write_output`
+    program = in_order(tl.program_id(0), tl.num_programs(0), REVERSE)
     split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, TABLES)
     if TABLES:
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
@@ -330,25 +366,31 @@ def forward_apply(
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
     start, stop = split_range(split, L, span)
-    write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
+    write_output(
+        x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU,
+        FULL, STAGES, REVERSE,
+    )  # fmt: skip
 
 
 @triton.jit
 def evaluate_apply(
     x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, N, C, L, eps, blocks, splits, span,
     K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, SP: tl.constexpr,
-    LAST: tl.constexpr, RELU: tl.constexpr,
+    LAST: tl.constexpr, RELU: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Write the output of one split of the positions of some samples, with given moments, from the row moments."""
-    program = tl.num_programs(0) - 1 - tl.program_id(0)  # in reverse: see `write_output`
+    program = in_order(tl.program_id(0), tl.num_programs(0), REVERSE)
     split, c, group, exists, n, rows = shared_out(program, blocks, splits, N, C, K, KP, BN, BC, True)
+    mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
     group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
-    mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
-    pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
     start, stop = split_range(split, L, span)
-    write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU)
+    write_output(
+        x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU,
+        FULL, STAGES, REVERSE,
+    )  # fmt: skip
 
 
 @triton.jit

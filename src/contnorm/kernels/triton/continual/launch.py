@@ -111,40 +111,50 @@ def _training(sizes: Sizes, backward: bool, relu: bool, limits: LaunchLimits, cl
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
         return _launches(p, sizes, None, None, Launch(getattr(code, f"{name}_one"), (p.programs,), constants))
     whole = p.launches == "two"
-    by_rows = _tile(p, sizes) | {"WHOLE": whole} | ({"RELU": relu} if backward else {})
-    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu}
-    by_tables = Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), _table_tile(p, sizes))
+    by_rows = _tile(p, sizes) | _loop(p) | {"WHOLE": whole} | ({"RELU": relu} if backward else {})
+    by_tiles = _tile(p, sizes) | _loop(p) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu}
+    by_tables = _table_tile(p, sizes) | ({"SINGLE": p.table_n >= sizes.samples} if backward else {})
     return _launches(
         p,
         sizes,
         Launch(getattr(code, f"{name}_rows"), (p.programs,), by_rows),
-        None if whole else by_tables,
-        Launch(getattr(code, f"{name}_apply"), (p.programs,), by_tiles),
+        None if whole else Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), by_tables),
+        Launch(getattr(code, f"{name}_apply"), (p.programs,), by_tiles | {"REVERSE": p.reverse}),
     )
 
 
 @lru_cache(maxsize=4096)
 def _evaluation(sizes: Sizes, relu: bool, limits: LaunchLimits, clusters: bool) -> Launches:
     if (p := plan_evaluation(sizes, limits)).launches == "cluster":
-        return _clusters(p, sizes, "evaluate_cluster", relu, clusters, 2 * p.members * sizes.samples * sizes.channels)
+        parts = 2 * p.members * sizes.samples * sizes.channels
+        return _clusters(p, sizes, "evaluate_cluster", relu, clusters, parts, _loop(p))
     p, code = plan_evaluation(sizes, limits), import_module("contnorm.kernels.triton.continual.forward")
     if p.launches == "one":
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
         return _launches(p, sizes, None, None, Launch(code.evaluate, (p.programs,), constants))
-    by_tiles = _tile(p, sizes) | {"SP": p.split_lanes, "RELU": relu}
+    by_rows = _tile(p, sizes) | _loop(p) | {"WHOLE": True}
+    by_tiles = _tile(p, sizes) | _loop(p) | {"SP": p.split_lanes, "RELU": relu, "REVERSE": p.reverse}
     return _launches(
         p,
         sizes,
-        Launch(code.forward_rows, (p.programs,), _tile(p, sizes) | {"WHOLE": True}),
+        Launch(code.forward_rows, (p.programs,), by_rows),
         None,
         Launch(code.evaluate_apply, (p.programs,), by_tiles),
     )
 
 
-def _clusters(p: LaunchPlan, sizes: Sizes, name: str, relu: bool, clusters: bool, parts: int) -> Launches:
+def _clusters(
+    p: LaunchPlan,
+    sizes: Sizes,
+    name: str,
+    relu: bool,
+    clusters: bool,
+    parts: int,
+    loop: dict[str, Any] | None = None,
+) -> Launches:
     """Return one launch in clusters or, where the device has none, one up to the barrier and one from there."""
     kernel = getattr(import_module("contnorm.kernels.triton.continual.cluster"), name)
-    constants = _tile(p, sizes) | {"MP": plan.power(p.members), "CHUNKS": p.chunks, "RELU": relu}
+    constants = _tile(p, sizes) | {"MP": plan.power(p.members), "CHUNKS": p.chunks, "RELU": relu} | (loop or {})
     first = None
     if clusters or p.members == 1:
         last = Launch(kernel, (p.programs,), constants | {"PHASE": 0}, cluster=p.members)
@@ -168,6 +178,11 @@ def _tile(p: LaunchPlan, sizes: Sizes) -> dict[str, Any]:
         "LAST": sizes.last,
         "num_warps": p.warps,
     }
+
+
+def _loop(p: LaunchPlan) -> dict[str, Any]:
+    """Return the constants of a loop over chunks; `tiles` explains them."""
+    return {"FULL": p.full, "STAGES": p.stages}
 
 
 def _table_tile(p: LaunchPlan, sizes: Sizes) -> dict[str, Any]:

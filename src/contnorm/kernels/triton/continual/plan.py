@@ -25,16 +25,21 @@ class LaunchLimits(NamedTuple):
     one_rows: int = 512  # rows (samples times lanes) up to which it does
     one_last: int = 4096  # values of one program in channels_last layout, where it reads one group at a time
     tile: int = 2048  # values of a chunk, if a program processes several
-    last_tile: int = 4096  # the same for large inputs in channels_last layout
-    large: int = 2**22  # values from which such an input is large
+    stages: int = 4  # chunks in flight, of four-byte values
+    half_stages: int = 5  # the same, of two-byte values
+    staged: int = 3  # chunks of a program from which several are in flight
+    staged_programs: int = 2048  # programs up to which they are; more have enough loads in flight without
     rows: int = 512  # rows up to which every program recomputes the tables
     small: int = 2**23  # values of an input up to which recomputing the tables is faster than a launch for them
+    small_last: int = 2**22  # the same in channels_last layout
     share: int = 8192  # values of a program, if samples are distributed over programs
     run: int = 16  # minimum channels of a program, if samples are distributed and the layout is channels_last
     near: int = 2**18  # bytes of a slab up to which a second read hits the cache
+    cached: int = 24 * 2**20  # bytes of an input up to which all of it stays in the cache between two launches
     eval_run: int = 128  # contiguous bytes to read, in evaluation of large inputs
     merge: int = 8192  # values of the sums of splits that are read at once
     programs: int = 264  # programs that keep the device busy: two for each of 132 multiprocessors
+    last_programs: int = 384  # the same in channels_last layout, where a chunk has fewer warps
     span: int = 1024  # maximum positions of a chunk
     channels: int = 8192  # maximum lanes of a group: more would not fit a program
     members: int = 16  # maximum programs of a cluster: above 8, Triton launches 16 only
@@ -44,7 +49,9 @@ class LaunchLimits(NamedTuple):
     eval_program: int = 8192  # values that a program of four warps holds in evaluation in channels_last layout
     eval_near: int = 2**17  # bytes of a block of channels up to which it does; above, programs have 16 warps
     eval_least: int = 256  # positions from which evaluation in channels_last layout uses such programs
+    eval_part: int = 2**17  # bytes of a program that reads its values twice in evaluation in channels_last layout
     table_run: int = 4  # contiguous bytes to read, in the kernel that makes tables
+    table_values: int = 128  # values of a warp in this kernel, up to eight warps
 
 
 LIMITS = LaunchLimits()
@@ -80,6 +87,9 @@ class LaunchPlan(NamedTuple):
     table_warps: int
     members: int = 1  # programs that share a block of channels in a cluster
     chunks: int = 0  # chunks that a program of a cluster holds in registers; 0: it reads them twice
+    full: int = 0  # 1 if all chunks are full, 2 if all but the last of a program are
+    stages: int = 1  # chunks in flight
+    reverse: bool = False  # whether the last launch runs in reverse order
 
 
 def fits(samples: int, channels: int, length: int, groups: int) -> bool:
@@ -108,8 +118,9 @@ def plan_training(sizes: Sizes, backward: bool, limits: LaunchLimits) -> LaunchP
     chunk = _chunk(length, max(1, limits.tile // rows), limits)
     if fits_one and rows * length * held <= limits.one:
         return _one(blocks, lanes, block_n, block_c, chunk, single=False)
-    if power(n) * lanes * _shared_runs(sizes, lanes, limits) <= limits.rows and n * c * length <= limits.small:
-        return _shared(sizes, lanes, _shared_runs(sizes, lanes, limits), limits.tile, limits)
+    small = limits.small_last if sizes.last else limits.small
+    if power(n) * lanes * _shared_runs(sizes, lanes, limits) <= limits.rows and n * c * length <= small:
+        return _shared(sizes, lanes, _shared_runs(sizes, lanes, limits), limits)
     return _three(sizes, lanes, runs, limits)
 
 
@@ -149,12 +160,12 @@ def _one(blocks: int, lanes: int, block_n: int, block_c: int, block_l: int, sing
     )  # fmt: skip
 
 
-def _shared(sizes: Sizes, lanes: int, runs: int, tile: int, limits: LaunchLimits) -> LaunchPlan:
+def _shared(sizes: Sizes, lanes: int, runs: int, limits: LaunchLimits) -> LaunchPlan:
     """Plan two launches with samples distributed over programs; each program recomputes the tables from all rows."""
     n, _, length, groups, *_ = sizes
     block_c = lanes * runs
     blocks = -(-groups // runs)
-    block_l = _chunk(length, max(1, tile // block_c), limits)
+    block_l = _chunk(length, max(1, limits.tile // block_c), limits)
     block_n = 1
     while (
         block_n < n
@@ -162,7 +173,7 @@ def _shared(sizes: Sizes, lanes: int, runs: int, tile: int, limits: LaunchLimits
         and blocks * -(-n // (block_n * 2)) >= limits.programs
     ):
         block_n *= 2
-    block_l = min(block_l, max(1, power(tile // (block_n * block_c) + 1) // 2))
+    block_l = min(block_l, max(1, power(limits.tile // (block_n * block_c) + 1) // 2))
     splits = _splits(length, block_l, blocks * -(-n // block_n), 8, limits)
     return _several("two", sizes, lanes, block_n, block_c, block_l, blocks, splits, limits)
 
@@ -170,19 +181,19 @@ def _shared(sizes: Sizes, lanes: int, runs: int, tile: int, limits: LaunchLimits
 def _three(sizes: Sizes, lanes: int, runs: int, limits: LaunchLimits) -> LaunchPlan:
     """Plan three launches with tiles of any channels and samples, filled along contiguous memory first."""
     n, c, length, *_ = sizes
+    tile = limits.tile
     if sizes.last:
-        tile = limits.last_tile if n * c * length > limits.large else limits.tile
         block_c = min(power(c), 128, tile)
         block_l = _chunk(length, tile // block_c, limits)
     else:
-        tile = limits.tile
         block_l = _chunk(length, tile, limits)
         block_c = min(power(c), tile // block_l)
     block_n = min(power(n), max(1, tile // (block_l * block_c)))
     blocks = -(-c // block_c)
     programs = blocks * -(-n // block_n)
-    if sizes.last and programs >= limits.programs:  # in smaller parts, programs read nearby memory at the same time
-        limits = limits._replace(programs=4 * limits.programs)
+    if sizes.last:  # if there are many already, in smaller parts programs read nearby memory at the same time
+        many = programs >= limits.programs
+        limits = limits._replace(programs=4 * limits.programs if many else limits.last_programs)
     splits = _splits(length, block_l, programs, max(1, limits.merge // (lanes * runs)), limits)
     return _several("three", sizes, lanes, block_n, block_c, block_l, blocks, splits, limits)
 
@@ -204,6 +215,8 @@ def _several(
     split_lanes = power(splits)
     table_c = lanes * min(power(-(-limits.table_run // (4 * lanes))), power(sizes.groups))
     table_n = min(power(sizes.samples), max(1, limits.merge // (table_c * split_lanes)))
+    size = sizes.samples * sizes.channels * sizes.length * sizes.itemsize
+    programs = blocks * splits * -(-sizes.samples // block_n)
     return LaunchPlan(
         launches,
         lanes,
@@ -218,10 +231,28 @@ def _several(
         table_n,
         table_c,
         block_l >= sizes.length,
-        blocks * splits * -(-sizes.samples // block_n),
+        programs,
         _warps(block_n * block_c * block_l),
-        _warps(table_n * table_c * split_lanes),
+        _table_warps(table_n * table_c * split_lanes, limits),
+        full=_full(sizes, lanes, block_n, block_c, block_l),
+        stages=_stages(sizes, span // block_l, limits) if programs <= limits.staged_programs else 1,
+        reverse=launches == "three" or size > limits.cached,
     )
+
+
+def _full(sizes: Sizes, lanes: int, block_n: int, block_c: int, block_l: int) -> int:
+    """Return 1 if all chunks are full, 2 if all but the last of a program are, else 0."""
+    n, c, length, groups, *_ = sizes
+    if n % block_n or c % block_c or lanes * groups != c:
+        return 0
+    return 1 if length % block_l == 0 else 2
+
+
+def _stages(sizes: Sizes, chunks: int, limits: LaunchLimits) -> int:
+    """Return the chunks in flight, for programs of so many chunks; smaller values need more, for the same bytes."""
+    if chunks < limits.staged:
+        return 1
+    return min(chunks - 1, limits.stages if sizes.itemsize > 2 else limits.half_stages)
 
 
 @lru_cache(maxsize=4096)
@@ -236,7 +267,7 @@ def plan_evaluation(sizes: Sizes, limits: LaunchLimits) -> LaunchPlan:
         return plan
     single = block_c * power(length) <= limits.held
     if not single and (sizes.last or block_c * length * sizes.itemsize > limits.near):
-        return _shared(sizes, lanes, _runs(sizes, lanes, limits.eval_run), limits.last_tile, limits)
+        return _shared(sizes, lanes, _runs(sizes, lanes, limits.eval_run), limits)
     block_l = power(length) if single else _chunk(length, max(1, limits.tile // block_c), limits)
     wanted = max(1, n * blocks // limits.programs)  # limits samples per program, to have enough programs
     block_n = min(power(n), power(wanted + 1) // 2, max(1, limits.tile // 2 // (block_c * block_l)))
@@ -254,32 +285,62 @@ def _evaluation_last(sizes: Sizes, lanes: int, limits: LaunchLimits) -> LaunchPl
     runs = _runs(sizes, lanes, 2 * SECTOR)
     block_c, blocks = lanes * runs, -(-groups // runs)
     values, programs = block_c * length, n * blocks
-    if itemsize == 2 and limits.eval_program < values <= 4 * limits.eval_program and 2 * programs >= limits.programs:
-        return _evaluation_tiles(sizes, lanes, block_c, blocks, 1, 8, held=False)
+    twice = _evaluation_twice(sizes, lanes, limits) if _is_read_twice(sizes, values, programs, limits) else None
+    if twice is not None:
+        return twice
     if values <= limits.eval_program:
-        return (
-            _evaluation_tiles(sizes, lanes, block_c, blocks, 1, 4, held=True) if programs >= limits.programs else None
-        )
+        return _evaluation_held(sizes, lanes, block_c, blocks, 1, 4) if programs >= limits.programs else None
     if values * itemsize <= limits.eval_near and values > 2 * limits.eval_program:
         members, warps = power(-(-values // limits.eval_program)), 4
     elif itemsize == 4 and values * itemsize > limits.eval_near:
         members, warps = power(-(-values // (4 * limits.eval_program))), 16
     else:
         return None
-    return _evaluation_tiles(sizes, lanes, block_c, blocks, members, warps, held=True) if members <= 8 else None
+    return _evaluation_held(sizes, lanes, block_c, blocks, members, warps) if members <= 8 else None
 
 
-def _evaluation_tiles(
-    sizes: Sizes, lanes: int, block_c: int, blocks: int, members: int, warps: int, held: bool
-) -> LaunchPlan:
-    """Plan chunks of one load of 16 bytes per thread, or two if the chunks are read twice."""
-    block_l = max(1, min(power(sizes.length), (16 if held else 32) // sizes.itemsize * 32 * warps // block_c))
+def _evaluation_held(sizes: Sizes, lanes: int, block_c: int, blocks: int, members: int, warps: int) -> LaunchPlan:
+    """Plan programs that hold their values in registers, in chunks of one load of 16 bytes per thread."""
+    block_l = max(1, min(power(sizes.length), 16 // sizes.itemsize * 32 * warps // block_c))
     chunks = -(-sizes.length // (members * block_l))
     span = chunks * block_l
     members = -(-sizes.length // span)
     return LaunchPlan(
-        "cluster", lanes, 1, 1, block_c, block_l, blocks, 1, span, 1, 1, block_c, held,
-        sizes.samples * blocks * members, warps, warps, members, chunks if held else 0,
+        "cluster", lanes, 1, 1, block_c, block_l, blocks, 1, span, 1, 1, block_c, True,
+        sizes.samples * blocks * members, warps, warps, members, chunks,
+    )  # fmt: skip
+
+
+def _is_read_twice(sizes: Sizes, values: int, programs: int, limits: LaunchLimits) -> bool:
+    """Whether reading twice is faster than registers: two-byte values, and inputs about as large as the cache."""
+    if sizes.itemsize == 2:
+        medium = limits.eval_program < values <= 4 * limits.eval_program and 2 * programs >= limits.programs
+        return medium or values * sizes.itemsize > limits.eval_near
+    size = sizes.samples * sizes.channels * sizes.length * sizes.itemsize
+    return values > limits.eval_program and limits.cached < size <= 2 * limits.cached
+
+
+def _evaluation_twice(sizes: Sizes, lanes: int, limits: LaunchLimits) -> LaunchPlan | None:
+    """Plan programs or clusters that read contiguous runs of 128 bytes twice; the second time, from the cache."""
+    n, _, length, groups, _, itemsize = sizes
+    runs = _runs(sizes, lanes, limits.eval_run)
+    block_c, blocks = lanes * runs, -(-groups // runs)
+    block_l = _chunk(length, max(1, limits.tile // block_c), limits)
+    chunks = -(-length // block_l)
+    members = power(-(-block_c * length * itemsize // limits.eval_part))
+    while 4 * n * blocks * members < 3 * limits.programs:  # for enough programs
+        members *= 2
+    if members > limits.members:
+        return None
+    for most in (members, min(members, 8)):  # Triton launches clusters of 16, or of 8 and less
+        span = -(-chunks // most) * block_l
+        parts = -(-length // span)
+        if parts <= 8 or parts == limits.members:
+            break
+    warps = _warps(block_c * block_l)
+    return LaunchPlan(
+        "cluster", lanes, 1, 1, block_c, block_l, blocks, 1, span, 1, 1, block_c, False, n * blocks * parts, warps,
+        warps, parts, 0, _full(sizes, lanes, 1, block_c, block_l), _stages(sizes, span // block_l, limits),
     )  # fmt: skip
 
 
@@ -320,3 +381,8 @@ def _splits(length: int, chunk: int, programs: int, most: int, limits: LaunchLim
 def _warps(values: int) -> int:
     """Return the number of warps: about 16 values per thread, since with more the tables do not fit in registers."""
     return min(16, power(max(2, values // 512)))
+
+
+def _table_warps(values: int, limits: LaunchLimits) -> int:
+    """Return the number of warps of the kernel that makes tables, which waits for its loads: few values per thread."""
+    return max(_warps(values), min(8, power(max(2, values // limits.table_values))))

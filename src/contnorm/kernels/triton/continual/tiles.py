@@ -4,6 +4,11 @@ A tile is (BN samples, BC channels, BL positions); a table is (BN, BC), one numb
 supported: contiguous (``LAST`` false) and channels_last (``LAST`` true). If a program needs whole groups (``WHOLE``),
 each group gets KP lanes, the smallest power of two that is at least K, and BC is a multiple of KP. Lanes past K are
 masked, loaded as zeros, and excluded from every sum to which a zero would contribute.
+
+Loops over chunks have three constants. ``FULL`` is 1 if all chunks are full, which then need no masks, 2 if all but the
+last one of a program are, and otherwise 0. ``STAGES`` chunks are in flight: while a program computes with one, the next
+are copied to shared memory. With ``REVERSE``, the order of the last launch is the reverse of that of the first, because
+what was read last is still in the cache.
 """
 
 from __future__ import annotations
@@ -14,7 +19,9 @@ import triton.language as tl
 __all__ = [
     "channel_tables",
     "chunk_moments",
+    "full_end",
     "group_sum",
+    "in_order",
     "lanes",
     "masked_gradient",
     "merged_moments",
@@ -67,10 +74,32 @@ def place(n, c, at, C, L, LAST: tl.constexpr):
 
 
 @triton.jit
-def positions(start, stop, rows, BL: tl.constexpr):
-    """Return the positions of a chunk, and the mask of its tile."""
+def positions(start, stop, rows, BL: tl.constexpr, FULL: tl.constexpr = False):
+    """Return the positions of a chunk, and the mask of its tile, which the compiler removes if it is ``FULL``."""
     at = start + tl.arange(0, BL)
-    return at, rows[:, :, None] & (at < stop)[None, None, :]
+    if FULL:
+        mask = tl.full((rows.shape[0], rows.shape[1], BL), True, tl.int1)
+    else:
+        mask = rows[:, :, None] & (at < stop)[None, None, :]
+    return at, mask
+
+
+@triton.jit
+def in_order(i, count, REVERSE: tl.constexpr):
+    """Return the number of a program or chunk, of so many, in the order of the launch."""
+    if REVERSE:
+        return count - 1 - i
+    else:
+        return i
+
+
+@triton.jit
+def full_end(start, stop, BL: tl.constexpr, FULL: tl.constexpr):
+    """Return where the last chunk begins, if ``FULL`` is 2 and it is not full; otherwise where the chunks end."""
+    if FULL == 2:
+        return start + (stop - start) // BL * BL
+    else:
+        return stop
 
 
 @triton.jit
