@@ -82,7 +82,7 @@ class NetworkShape(NamedTuple):
     """The inputs of ResNet-18 whose convolutions are measured; the default is that of `contnorm speed step`.
 
     Args:
-        stem: ``"pool"``, or ``"plain"`` for none after the first convolution.
+        stem: ``"pool"``, or ``"plain"`` for no max-pool after the first convolution.
         batch: Images of a forward pass: of the stream and the memory together, if they share one.
         size: Height and width of an image.
         precisions: Of the training: ``"tf32"`` and ``"bf16"``.
