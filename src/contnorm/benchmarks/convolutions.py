@@ -81,7 +81,7 @@ _FEW_CHANNELS = ((64, 32, 32, 4), (64, 32, 32, 2), (64, 32, 64, 4), (64, 32, 128
 class NetworkShape(NamedTuple):
     """The inputs of ResNet-18 whose convolutions are measured; the default is that of `contnorm speed step`.
 
-    Args:
+    Attributes:
         stem: ``"pool"``, or ``"plain"`` for no max-pool after the first convolution.
         batch: Images of a forward pass: of the stream and the memory together, if they share one.
         size: Height and width of an image.
