@@ -53,7 +53,9 @@ def test_layer_calls_compute_what_their_names_say() -> None:
     assert not torch.allclose(out["cn"], out["bn"])  # type: ignore[arg-type]
 
 
-def test_steps_are_timed_with_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def learned_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The sizes of the passes of each step, of networks that a test has time for."""
     seen: list[tuple[int, ...]] = []
     learn = step.Trainer.learn
 
@@ -62,10 +64,14 @@ def test_steps_are_timed_with_replay(monkeypatch: pytest.MonkeyPatch) -> None:
         return learn(lane, row)
 
     monkeypatch.setattr(step.Trainer, "learn", recorded)
-    monkeypatch.setattr(step, "BLOCKS", {"cpu": (2, 1)})
     monkeypatch.setattr(step, "step_config", _narrow(step.step_config))
+    return seen
+
+
+def test_steps_are_timed_with_replay(learned_sizes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "BLOCKS", {"cpu": (2, 1)})
     (row,) = step.measure_steps(CPU, [step.StepCase("cn", "pool", "fp32", 1)])
-    assert seen[-2:] == [(10, 10), (10, 10)] and seen[0] == (10, 0)
+    assert learned_sizes[-2:] == [(10, 10), (10, 10)] and learned_sizes[0] == (10, 0)
     assert flatten_row(row)["norm"] == "cn" and flatten_row(row)["p50_us"] > 0
 
 
@@ -151,20 +157,13 @@ def test_recipe_is_timed_once_after_its_kernels_are_compiled(tmp_path: Path, mon
     assert " paper table2 --only stream=split-cifar100 --lr one --seeds 5 " in measured
 
 
-def test_steps_of_large_images_have_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, ...]] = []
-    learn = step.Trainer.learn
-
-    def recorded(lane: step.Trainer, row):  # type: ignore[no-untyped-def]
-        seen.append(row.sizes)
-        return learn(lane, row)
-
-    monkeypatch.setattr(step.Trainer, "learn", recorded)
+def test_steps_of_large_images_have_three_passes(
+    learned_sizes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(step, "BLOCKS", {"cpu": (1, 1)})
     monkeypatch.setattr(step, "FIRST_TASK", {"cpu": 1})
-    monkeypatch.setattr(step, "step_config", _narrow(step.step_config))
     (row,) = step.measure_steps(CPU, [step.StepCase("cn", "plain", "fp32", 1, strategy="derpp", size=64)])
-    assert seen[0] == (32, 0, 0) and seen[-1] == (32, 32, 32)
+    assert learned_sizes[0] == (32, 0, 0) and learned_sizes[-1] == (32, 32, 32)
     assert flatten_row(row)["size"] == 64 and row.seconds.p50 > 0
 
 

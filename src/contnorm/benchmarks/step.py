@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.registry import SOURCES, Source
 from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
@@ -29,8 +29,8 @@ from contnorm.benchmarks.timing import Percentiles
 
 __all__ = ["StepCase", "StepRow", "measure_steps", "step_config"]
 
-SOURCES = {32: "cifar100", 64: "tiny-imagenet"}  # by height and width of images
-CLASSES = {32: 100, 64: 200}
+SOURCE_BY_SIZE = {32: "cifar100", 64: "tiny-imagenet"}  # by height and width of images
+PER_CLASS = {32: 100, 64: 16}  # images of a class, enough for the steps that are measured
 FIRST_TASK = {"cuda": 50, "cpu": 2}  # steps, which have no replay
 BLOCKS = {"cuda": (8, 50), "cpu": (5, 1)}  # number of measurements, and steps per measurement
 LARGE_FIRST_TASK, LARGE_BLOCKS = 10, (8, 8)  # the same on a GPU with images of 64x64, whose steps take long
@@ -71,17 +71,17 @@ def step_cases() -> Iterator[StepCase]:
         yield StepCase(norm, "plain", precision, lanes, strategy="derpp", size=64)
 
 
-def noise_source(size: int = 32, per_class: int = 100) -> Source:
+def noise_source(size: int = 32) -> Source:
     """Noise in the shape of CIFAR-100, or of Tiny-ImageNet with images of 64x64."""
     generator = np.random.default_rng(0)
-    classes = CLASSES[size]
-    labels = np.arange(classes * per_class) % classes
+    spec = SOURCES[SOURCE_BY_SIZE[size]]
+    labels = np.arange(spec.classes * PER_CLASS[size]) % spec.classes
     images = generator.integers(0, 256, size=(len(labels), 3, size, size), dtype=np.uint8)
-    return Source(SOURCES[size], images, labels, images[:500], labels[:500], classes, "noise")
+    return Source(spec.name, images, labels, images[:500], labels[:500], spec.classes, "noise")
 
 
 def step_config(case: StepCase, per_task: int = 500) -> RunConfig:
-    source = SOURCES[case.size]
+    source = SOURCE_BY_SIZE[case.size]
     values: dict[str, Any] = {
         "stream": {"name": f"split-{source}", "source": source, "train_per_task": per_task},
         "strategy": {"name": case.strategy},
@@ -97,7 +97,7 @@ def measure_steps(device: torch.device, chosen: Sequence[StepCase] | None = None
     if device.type == "cpu":
         chosen = chosen or [StepCase(norm, "pool", "fp32", 1) for norm in ("bn", "cn")]
     for size, cases in groupby(chosen or step_cases(), key=lambda case: case.size):
-        source = noise_source(size, per_class=100 if size == 32 else 16)
+        source = noise_source(size)
         pictures = DeviceImages.of(source, device)
         for case in cases:
             yield _measure(case, device, source, pictures)

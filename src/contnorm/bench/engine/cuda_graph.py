@@ -23,7 +23,6 @@ from contnorm.bench.engine.code_state import CodeState
 from contnorm.bench.engine.evaluate import evaluation_batch
 from contnorm.bench.engine.step_tensors import StepTable, stretch_end
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.models.build import MODELS
 from contnorm.bench.streams.image_store import ImageFeed
 from contnorm.errors import UserCodeError
 from contnorm.kernels.side_stream import SideStream
@@ -237,9 +236,8 @@ def compile_kernels(trainers: Sequence[Trainer]) -> None:
     }
     with compiling_ahead():
         for network, trainer in distinct.items():
-            builtin = trainer.config.model.name in MODELS and not trainer.has_user_model
             norms = [module for module in trainer.model.modules() if isinstance(module, NormLayer)]
-            if builtin and (trainer.convolutions or any(norm.has_triton_kernels for norm in norms)):
+            if trainer.has_package_network and (trainer.convolutions or any(norm.has_triton_kernels for norm in norms)):
                 _run_passes(trainer, network)
 
 

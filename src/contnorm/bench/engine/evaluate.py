@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from contnorm.bench.engine.memory_samples import sample_weights, stored_items
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.multilabel import LabelStats
-from contnorm.bench.models.build import MODELS
 from contnorm.bench.signals import check_stop
 from contnorm.moments.reestimate import Reestimated, reestimate
 
@@ -192,9 +191,8 @@ def _padded_size(count: int, most: int) -> int:
 
 def _may_pad(trainer: Trainer) -> bool:
     """Whether batches are padded: on a GPU, if the output of a sample does not depend on the others."""
-    if trainer.device.type == "cpu" or trainer.has_user_model or trainer.config.model.name not in MODELS:
-        return False
-    return _normalizes_samples_alone(trainer.model)
+    on_gpu = trainer.device.type != "cpu"
+    return on_gpu and trainer.has_package_network and _normalizes_samples_alone(trainer.model)
 
 
 def _normalizes_samples_alone(model: nn.Module) -> bool:

@@ -82,6 +82,7 @@ class Trainer:
         self.has_user_strategy = "strategy" in self.user_code.kinds
         self.has_user_model = bool(self.user_code.kinds & {"model", "norm"})
         self.has_user_code = bool(self.user_code.kinds)
+        self.has_package_network = config.model.name in MODELS and not self.has_user_model  # with a norm of the package
         if self.has_user_code or is_user_code(config.memory.kind):
             isolate_modules()
         plans = plans or PlanCache(source)

@@ -128,7 +128,7 @@ def _evaluation(sizes: Sizes, relu: bool, limits: LaunchLimits, clusters: bool) 
     if (p := plan_evaluation(sizes, limits)).launches == "cluster":
         parts = 2 * p.members * sizes.samples * sizes.channels
         return _clusters(p, sizes, "evaluate_cluster", relu, clusters, parts, _loop(p))
-    p, code = plan_evaluation(sizes, limits), import_module("contnorm.kernels.triton.continual.forward")
+    code = import_module("contnorm.kernels.triton.continual.forward")
     if p.launches == "one":
         constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
         return _launches(p, sizes, None, None, Launch(code.evaluate, (p.programs,), constants))
