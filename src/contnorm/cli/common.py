@@ -14,6 +14,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from contnorm.bench.hardware_queues import request_hardware_queues
+
 __all__ = [
     "DEVICE_HELP",
     "MAX_STEPS_HELP",
@@ -109,6 +111,7 @@ def importing_torch(device: str | None = None) -> Iterator[None]:
         yield
         return
     if device is not None and device.startswith("cuda"):
+        request_hardware_queues()
         threading.Thread(target=_initialize_driver, name="contnorm-cuda", daemon=True).start()
     gc.disable()
     try:

@@ -4,9 +4,9 @@ The backward pass of a convolution computes two independent gradients: that of i
 all earlier layers depends, and that of its weight, on which only the update depends. Kernels of small batches leave
 most of a GPU idle, so both can run at the same time. The kernels are the same, so the results are bit-exact.
 
-Measured gain on an H200, ResNet-18 with one seed: 1.10 ms per step instead of 1.32. With several seeds in one graph the
-GPU is full, and it is slower (five seeds: 0.74 ms instead of 0.52), so it is used for one seed only. See
-docs/benchmarks.md.
+The stream of the rest needs a higher priority, so that weight gradients only take what it leaves free. Measured on an
+H200, ResNet-18, milliseconds of a step of all seeds together: one seed 0.94 instead of 1.15, five 1.72 instead of 1.88,
+eight 2.48 instead of 2.51. See docs/benchmarks.md.
 
 Where a table of measurements has a Triton kernel that is faster than cuDNN's, it computes the convolution or one of its
 gradients (`contnorm.kernels.triton.convolution`).

@@ -26,6 +26,7 @@ from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.run_dir import RunDir, StoppedRun, stopped_runs
 from contnorm.bench.engine.scheduler import execute
+from contnorm.bench.hardware_queues import request_hardware_queues
 from contnorm.bench.launchers.base import Launcher
 from contnorm.bench.launchers.local import LocalLauncher, list_devices
 from contnorm.bench.launchers.registry import create_launcher
@@ -182,6 +183,8 @@ def find_device(name: str, remote: bool = False) -> torch.device:
     device = torch.device(name)
     if remote and device.index is not None:
         raise UserError(f"device={name!r}: a launcher chooses the GPUs of its workers. Use cuda.")
+    if device.type == "cuda":
+        request_hardware_queues()  # before torch is asked for GPUs, which initializes the driver
     if device.type == "cuda" and not remote and not torch.cuda.is_available():
         raise UserError(f"device={name!r}: torch sees no GPU here. Use cpu.")
     if device.index is not None and device.index >= (count := torch.cuda.device_count()):

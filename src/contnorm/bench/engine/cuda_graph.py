@@ -1,10 +1,11 @@
 """Execution of training steps: one trainer after the other on a CPU, or all trainers in one CUDA graph on a GPU.
 
-The graph contains one step of every trainer, from the gather of its samples to the update, with one CUDA stream for
-each. The index of the current step is a tensor on the device that the graph itself increments, so a replay needs
-nothing from the host. A graph serves a stretch: consecutive steps of the same shape. A smaller last batch, or a memory
-that is not full yet, ends a stretch, and so do hooks at task boundaries and frozen moments. Short stretches run
-without a graph. The number of trainers that run together does not change the result of any of them.
+The graph contains one step of every trainer, from the gather of its samples to the update. Each trainer has a CUDA
+stream and, if there are few of them, a second one for weight gradients. The index of the current step is a tensor on
+the device that the graph itself increments, so a replay needs nothing from the host. A graph serves a stretch:
+consecutive steps of the same shape. A smaller last batch, or a memory that is not full yet, ends a stretch, and so do
+hooks at task boundaries and frozen moments. Short stretches run without a graph. The number of trainers that run
+together does not change the result of any of them.
 
 A replay executes no Python. User code whose steps change Python state, draw random numbers or copy values to the host
 is therefore refused; with ``train.graph=off`` every step runs in Python.
@@ -36,6 +37,8 @@ WARM_UP = 1  # eager steps before a capture: they initialize libraries, load ker
 USER_WARM_UP = 3  # with user code, whose later steps may do what the first does not
 ASK_EVERY = 0.5  # seconds between two calls of ``stop``
 SHORT = 24  # stretches of fewer steps are not worth a capture
+MOST_WITH_SIDE_STREAMS = 8  # trainers; with ten of them, and so twenty streams, a step took 20 % longer
+HIGH_PRIORITY, LOW_PRIORITY = -1, 0  # of CUDA streams
 
 
 class Stepper(Protocol):
@@ -78,11 +81,13 @@ class _GraphStepper:
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self.trainers = list(trainers)
         compile_kernels(self.trainers)
-        self.streams = [torch.cuda.Stream(trainer.device) for trainer in trainers]  # type: ignore[no-untyped-call]
-        # Several trainers fill a GPU already, and were slower with it. Autograd does not return the gradients of that
-        # stream, so a user's strategy could not call torch.autograd.grad.
-        if len(self.trainers) == 1 and not trainers[0].has_user_strategy:
-            trainers[0].side_stream = SideStream(torch.cuda.Stream(trainers[0].device))  # type: ignore[no-untyped-call]
+        # Kernels of side streams only take what is free: without the priority, five trainers were slower with them.
+        self.streams = [_new_stream(trainer, HIGH_PRIORITY) for trainer in trainers]
+        for trainer in self.trainers:
+            # Autograd does not return the gradients of that stream, so a user's strategy could not call
+            # torch.autograd.grad.
+            used = len(self.trainers) <= MOST_WITH_SIDE_STREAMS and not trainer.has_user_strategy
+            trainer.side_stream = SideStream(_new_stream(trainer, LOW_PRIORITY)) if used else None
         self.cursor = torch.zeros(1, dtype=torch.int64, device=trainers[0].device)
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
         self.rows: list[StepTable] = []
@@ -200,6 +205,10 @@ class _GraphStepper:
                 raise
             raise with_user_code[0].user_code.capture_error(error) from error
         return graph
+
+
+def _new_stream(trainer: Trainer, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(trainer.device, priority=priority)  # type: ignore[no-untyped-call]
 
 
 def _renew_generator(state: torch.Tensor) -> None:

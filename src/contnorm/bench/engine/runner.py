@@ -26,6 +26,7 @@ from contnorm.bench.engine.resume import can_resume
 from contnorm.bench.engine.run_dir import RunDir, edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.engine.units import JobGroup, group_jobs
+from contnorm.bench.hardware_queues import request_hardware_queues
 from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
@@ -57,6 +58,8 @@ class JobRunner:
 
     def run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         """Run jobs; those that can share a CUDA graph run together."""
+        if self.environment.device.type != "cpu":
+            request_hardware_queues()  # for a worker process, which finds no device by its name
         with current_device(self.environment.device), _short_turns(self.environment.device):
             yield from self._run(jobs, stop)
 
