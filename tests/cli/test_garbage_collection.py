@@ -9,7 +9,8 @@ import importlib
 import sys
 import threading
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -71,19 +72,59 @@ def test_collection_is_paused_while_a_command_is_imported(monkeypatch: pytest.Mo
     assert gc.isenabled()
 
 
-def test_driver_of_a_gpu_is_initialized_during_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[int] = []
-    libraries = {"libcuda.so.1": SimpleNamespace(cuInit=called.append)}
-    monkeypatch.setattr(ctypes, "CDLL", libraries.__getitem__)
-    for device in (None, "cpu", "cuda:1"):
-        monkeypatch.delitem(sys.modules, "torch", raising=False)
-        before = threading.enumerate()
-        with importing_torch(device):
-            for thread in set(threading.enumerate()) - set(before):
-                thread.join()
-    assert called == [0]
+class Driver:
+    """A CUDA driver that sees three GPUs and notes its calls."""
+
+    def __init__(self, result: int = 0) -> None:
+        self.result = result
+        self.calls: list[tuple[str, int]] = []
+
+    def cuInit(self, flags: int) -> int:
+        self.calls.append(("initialize", flags))
+        return self.result
+
+    def cuDeviceGet(self, gpu: Any, index: int) -> int:
+        gpu._obj.value = 100 + index
+        return 0 if index < 3 else 101
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, gpu: ctypes.c_int) -> int:
+        assert isinstance(context._obj, ctypes.c_void_p)
+        self.calls.append(("retain", gpu.value))
+        return 0
+
+
+INITIALIZED = ("initialize", 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "elsewhere", "result", "calls"),
+    [
+        (None, False, 0, []),
+        ("cpu", False, 0, []),
+        ("cuda", False, 0, [INITIALIZED, ("retain", 100)]),
+        ("cuda:2", False, 0, [INITIALIZED, ("retain", 102)]),
+        ("cuda:3", False, 0, [INITIALIZED]),
+        ("cuda", True, 0, [INITIALIZED]),
+        ("cuda", False, 999, [INITIALIZED]),
+    ],
+    ids=["default", "cpu", "first GPU", "third GPU", "no such GPU", "GPU of other processes", "driver error"],
+)
+def test_gpu_is_initialized_during_the_import(
+    device: str | None, elsewhere: bool, result: int, calls: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(result)
+    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    before = threading.enumerate()
+    with importing_torch(device, elsewhere):
+        for thread in set(threading.enumerate()) - set(before):
+            thread.join()
+    assert driver.calls == calls
+
+
+def test_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", _no_library)
-    common._initialize_driver()  # a machine without a GPU
+    common._initialize_gpu(0)
 
 
 def _no_library(name: str) -> None:

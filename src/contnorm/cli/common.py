@@ -99,20 +99,22 @@ def collection_paused() -> Iterator[None]:
 
 
 @contextmanager
-def importing_torch(device: str | None = None) -> Iterator[None]:
+def importing_torch(device: str | None = None, elsewhere: bool = False) -> Iterator[None]:
     """Context for the first import of torch; exempts the imported objects from garbage collection.
 
     They are never freed. The collector would scan them several times during the import and again during a run.
 
     Args:
-        device: The device that will be used. The driver of a GPU is initialized during the import.
+        device: The device that will be used. A GPU is initialized during the import.
+        elsewhere: Whether other processes will use the GPU instead of this one.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return
     if device is not None and device.startswith("cuda"):
         request_hardware_queues()
-        threading.Thread(target=_initialize_driver, name="contnorm-cuda", daemon=True).start()
+        index = None if elsewhere else int(device.partition(":")[2] or 0)
+        threading.Thread(target=_initialize_gpu, args=(index,), name="contnorm-cuda", daemon=True).start()
     gc.disable()
     try:
         yield
@@ -121,7 +123,15 @@ def importing_torch(device: str | None = None) -> Iterator[None]:
         gc.enable()
 
 
-def _initialize_driver() -> None:
-    """Initialize the CUDA driver, as torch does when it is first asked for GPUs; nothing to do if there is none."""
+def _initialize_gpu(index: int | None) -> None:
+    """Initialize the CUDA driver and, unless it is None, a GPU by its index, as torch does before it first uses one.
+
+    What torch then finds initialized takes it no time. Errors are left to torch, which reports them.
+    """
     with suppress(OSError, AttributeError):
-        import_module("ctypes").CDLL("libcuda.so.1").cuInit(0)
+        ctypes = import_module("ctypes")
+        driver = ctypes.CDLL("libcuda.so.1")
+        if driver.cuInit(0) == 0 and index is not None:
+            gpu, context = ctypes.c_int(), ctypes.c_void_p()
+            if driver.cuDeviceGet(ctypes.byref(gpu), index) == 0:
+                driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)

@@ -91,9 +91,9 @@ class JobRunner:
         if name in self._shared:
             return self._shared[name]
         with raise_on_stop():
+            started = _start_gpu(environment.device)  # meanwhile data is checked and loaded
             if self.prepare is not None:
                 self.prepare(name)
-            started = _start_gpu(environment.device)
             source = environment.load(name)
             plans = PlanCache(source)
             if environment.device.type != "cpu":
