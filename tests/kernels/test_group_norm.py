@@ -44,8 +44,12 @@ SHAPES = [
     pytest.param((2, 8, 4, (4, 4)), id="as in a ResNet"),
     pytest.param((2, 9, 3, (7, 3)), id="no power of two"),
     pytest.param((1, 8, 4, (2, 3, 5)), id="volumes"),
-    pytest.param((2, 72, 2, (2, 3)), id="a group of more lanes than one sum takes side by side"),
+    pytest.param((2, 72, 2, (2, 3)), id="two groups of many channels"),
     pytest.param((1, 22, 11, (3,)), id="groups that do not fill their blocks"),
+    pytest.param((2, 192, 96, (2, 2)), id="groups over more than 32 lanes"),
+    pytest.param((2, 129, 43, (2, 2)), id="padded groups over more than 32 lanes"),
+    pytest.param((1, 160, 160, (3, 1)), id="channels over two blocks, positions that do not fill a tile"),
+    pytest.param((1, 2, 1, (9, 9, 60)), id="several tiles"),
 ]
 AS_IN_NETWORKS = [
     (20, 64, 32, (32, 32)),
@@ -223,6 +227,34 @@ def test_more_than_2_to_the_31_values(device: torch.device) -> None:
     leaf = tail.clone().requires_grad_()
     group_step.group_step(leaf, None, None, EPS, 32, torch.bfloat16).backward(y.detach()[-2:].square())
     assert x.grad is not None and leaf.grad is not None and torch.equal(x.grad[-2:], leaf.grad)
+
+
+@pytest.mark.parametrize("samples", [1, 20, 33, 150, 1030], ids=lambda n: f"{n} samples")
+@pytest.mark.parametrize(
+    ("weight_type", "bias_type"),
+    [(torch.float32, torch.float32), (torch.bfloat16, None), (None, torch.float16)],
+    ids=["both", "weight only, bfloat16", "bias only, float16"],
+)
+def test_parameter_gradients_are_summed_over_samples(
+    samples: int, weight_type: torch.dtype | None, bias_type: torch.dtype | None, device: torch.device
+) -> None:
+    tensors = inputs((samples, 34, 17, (2,)), device)
+    types = {"x": torch.float32, "weight": weight_type, "bias": bias_type}
+    leaves = [None if d is None else tensors[name].to(d).requires_grad_() for name, d in types.items()]
+    exact = [None if leaf is None else leaf.detach().double().requires_grad_() for leaf in leaves]
+    y = group_step.group_step(*leaves, EPS, 17, torch.float32)  # type: ignore[call-arg, arg-type]
+    given = [leaf for leaf in leaves if leaf is not None]
+    actual = torch.autograd.grad(y, given, tensors["dy"])
+    expected = torch.autograd.grad(
+        F.group_norm(exact[0], 17, *exact[1:], EPS),  # type: ignore[arg-type]
+        [leaf for leaf in exact if leaf is not None],
+        tensors["dy"].double(),
+    )
+    for leaf, result, right in zip(given, actual, expected, strict=True):
+        assert result.dtype == leaf.dtype
+        # One rounding to the dtype of the parameter, and sums in float32.
+        limit = torch.finfo(leaf.dtype).eps + FLOAT32
+        assert (result.double() - right).abs().max().item() <= limit * max(1.0, right.abs().max().item())
 
 
 # --- large values -----------------------------------------------------------------------------------------------
@@ -477,8 +509,8 @@ def test_compiled_graphs_use_torch_operators(variant: str, device: torch.device)
 @pytest.mark.parametrize(
     ("variant", "kernels"),
     [
-        ("bn_gn", ["subtract_channel_pivot", "forward", "backward", "evaluate"]),
-        ("cn_tied", ["forward", "backward", "forward"]),
+        ("bn_gn", ["subtract_channel_pivot", "forward", "backward", "sum_over_samples", "evaluate"]),
+        ("cn_tied", ["forward", "backward", "sum_over_samples", "forward"]),
     ],
 )
 def test_training_step_launches_these_kernels(
@@ -497,22 +529,28 @@ def test_training_step_launches_these_kernels(
 # --- tiles ------------------------------------------------------------------------------------------------------
 
 
-def test_tiles_cover_all_groups_and_are_few() -> None:
+@both_layouts
+def test_tiles_cover_all_groups_and_are_few(is_last: bool) -> None:
     seen = set()
     for n, c, groups, positions in AS_IN_NETWORKS:
-        for is_last in (False, True):
-            k = c // groups
-            tile = choose_tile(Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4))
-            assert tile.lanes >= tile.side * k and tile.side * tile.blocks >= groups > tile.side * (tile.blocks - 1)
-            assert tile.side == 1 or tile.lanes <= 32  # sums of several groups are supported for few lanes only
-            assert tile.lanes * tile.positions <= max(group_step.LARGE, tile.lanes)
-            seen.add((tile.lanes, tile.positions, is_last))
-    resnet = {
-        choose_tile(Sizes(20, c, length, 32, True, 4))[:2]
-        for c, length in ((64, 1024), (128, 256), (256, 64), (512, 16))
-    }
-    assert resnet == {(8, 1024), (8, 256), (32, 64)}
-    assert len(seen) <= 10
+        length = torch.Size(positions).numel()
+        tile = choose_tile(Sizes(n, c, length, groups, is_last, 4))
+        assert tile.group >= c // groups and tile.lanes % tile.group == 0
+        side = tile.lanes // tile.group  # groups side by side
+        assert side * tile.blocks >= groups > side * (tile.blocks - 1)
+        assert tile.whole == (tile.positions >= length)
+        assert tile.lanes * tile.positions <= max(group_step.LARGE, tile.lanes)
+        seen.add(tile[:3])
+    assert len(seen) <= 8
+
+
+@pytest.mark.parametrize("groups", [32, None], ids=["group norm", "instance norm"])
+def test_tiles_of_small_maps_have_many_channels(groups: int | None) -> None:
+    """A ResNet-18 on images of 32x32: nearly all values of a tile exist, and rows of memory are read as a whole."""
+    for c, length in ((64, 1024), (64, 256), (128, 64), (256, 16), (512, 4)):
+        tile = choose_tile(Sizes(20, c, length, groups or c, True, 4))
+        assert tile.whole and tile.positions == length and tile.lanes * tile.blocks == c
+        assert tile.lanes >= group_step.SECTOR and tile.lanes * length >= group_step.SMALL
 
 
 @pytest.mark.parametrize("norm", ["group", "instance", "layer"])

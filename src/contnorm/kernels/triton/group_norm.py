@@ -23,9 +23,9 @@ from contnorm.kernels.triton.launcher import launch, on_device_of
 __all__ = ["ShiftedInput", "batch_then_group_norm", "group_step", "subtract_channel_pivot"]
 
 BLOCK = 1024
-LANES = (2, 8, 32, 128, 512, 2048, 8192)  # few sizes, because a kernel is compiled for each
 SECTOR = 8  # minimum number of adjacent channels in channels_last layout: 32 bytes of float32
-SMALL, LARGE = 2048, 8192  # values of a tile: if one tile holds all data of a program, and if there are several
+SMALL, LARGE = 512, 8192  # values of a tile: at least, by several groups side by side, and at most
+MANY = 1024  # samples from which torch, which splits a sum over programs, is faster at parameter gradients
 
 
 class ShiftedInput(NamedTuple):
@@ -43,30 +43,34 @@ class ShiftedInput(NamedTuple):
 
 
 class Tile(NamedTuple):
-    lanes: int  # BC, for the channels of `side` groups
+    group: int  # KP, lanes of a group
+    lanes: int  # BC, of one or more groups
     positions: int  # BL
-    side: int  # groups side by side
-    blocks: int  # of groups
-
-    @property
-    def warps(self) -> int:
-        """Number of warps: sixteen values per thread, as in the other kernels."""
-        return min(16, max(4, power(self.lanes * self.positions // 512)))
+    blocks: int  # programs of a sample
+    whole: bool  # whether a tile has all positions
+    warps: int
 
 
 def choose_tile(sizes: Sizes) -> Tile:
-    """Choose the tile: one group per program or, in channels_last layout, enough groups to fill memory sectors.
+    """Choose the tile: all positions if they fit, and several groups for small maps or to fill memory sectors.
 
     Example:
         >>> choose_tile(Sizes(samples=20, channels=64, length=256, groups=32, last=True, itemsize=4))
-        Tile(lanes=8, positions=256, side=4, blocks=8)
+        Tile(group=2, lanes=8, positions=256, blocks=8, whole=True, warps=4)
     """
     _, c, length, groups, last, _ = sizes
-    k = c // groups
-    lanes = next(lanes for lanes in LANES if lanes >= (max(k, SECTOR) if last else k))
-    side = min(groups, lanes // k if last and lanes <= 32 else 1)
-    positions = max(1, (SMALL if lanes * length <= SMALL else LARGE) // lanes)
-    return Tile(lanes, positions, side, -(-groups // side))
+    group = power(c // groups)
+    lanes, positions = max(group, SECTOR if last else 1), power(length)
+    while lanes * positions < SMALL and lanes < group * groups:
+        lanes *= 2
+    positions = max(1, min(positions, LARGE // lanes))
+    blocks = -(-groups * group // lanes)
+    return Tile(group, lanes, positions, blocks, positions >= length, _warps(lanes * positions))
+
+
+def _warps(values: int) -> int:
+    """Number of warps: sixteen values per thread, as in the other kernels."""
+    return min(16, power(max(1, values // 512)))
 
 
 def group_step(
@@ -107,8 +111,29 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         return dx, None, None
     part = torch.empty((2, *x.shape[:2]), dtype=torch.float32, device=x.device)
     _run("backward", x_in_layout, ctx.groups, (like(dy, x_in_layout), x_in_layout, dense(weight), table, dx, part))
-    dweight, dbias = part.sum(1).unbind()
-    return dx, None if weight is None else dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype)
+    return dx, *_sum_over_samples(part, weight, bias)
+
+
+def _sum_over_samples(part: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the parameters, in their dtypes."""
+    _, n, c = part.shape
+    if n > MANY:
+        return tuple(None if p is None else d.to(p.dtype) for p, d in zip((weight, bias), part.sum(1), strict=True))
+    grads = [None if p is None else torch.empty(c, dtype=p.dtype, device=part.device) for p in (weight, bias)]
+    rows, lanes = (32, 32) if n <= 32 else (128, 8)
+    with on_device_of(part):
+        launch(
+            _code().sum_over_samples,
+            (-(-c // lanes),),
+            part,
+            *grads,
+            n,
+            c,
+            BN=rows,
+            BC=lanes,
+            num_warps=4,
+        )
+    return tuple(grads)
 
 
 def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -191,14 +216,15 @@ def _run(
             (sizes.samples * tile.blocks,),
             *tensors,
             *sizes[:3],
-            sizes.channels // groups,
-            tile.side,
             tile.blocks,
             *rest,
             **constants,
+            K=sizes.channels // groups,
+            KP=tile.group,
             LAST=sizes.last,
             BC=tile.lanes,
             BL=tile.positions,
+            WHOLE=tile.whole,
             num_warps=tile.warps,
         )
 
