@@ -49,7 +49,6 @@ SHAPES = [
     pytest.param((2, 192, 96, (2, 2)), id="groups over more than 32 lanes"),
     pytest.param((2, 129, 43, (2, 2)), id="padded groups over more than 32 lanes"),
     pytest.param((1, 160, 160, (3, 1)), id="channels over two blocks, positions that do not fill a tile"),
-    pytest.param((1, 2, 1, (9, 9, 60)), id="several tiles"),
 ]
 AS_IN_NETWORKS = [
     (20, 64, 32, (32, 32)),
@@ -126,14 +125,15 @@ def compare(tensors: dict[str, Tensor], groups: int, variant: str, training: boo
 # --- values and gradients ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("small", [False, True], ids=["usual tiles", "small tiles"])
 @both_layouts
 @every_shape
-def test_group_step_is_exact(shape: Shape, is_last: bool, device: torch.device) -> None:
+def test_group_step_is_exact(shape: Shape, is_last: bool, small: bool, device: torch.device) -> None:
     if is_last and not shape[3]:
         pytest.skip("without positions there is one layout")
     tensors = inputs(shape, device)
     tensors |= {name: last(tensors[name]) for name in ("x", "dy") if is_last}
-    if is_last:
+    if small:
         in_small_tiles()
     outcomes = []
     for each in (tensors, wide(tensors)):
@@ -229,15 +229,25 @@ def test_more_than_2_to_the_31_values(device: torch.device) -> None:
     assert x.grad is not None and leaf.grad is not None and torch.equal(x.grad[-2:], leaf.grad)
 
 
-@pytest.mark.parametrize("samples", [1, 20, 33, 150, 1030], ids=lambda n: f"{n} samples")
+@pytest.mark.parametrize(
+    ("samples", "many"),
+    [(1, 1024), (20, 1024), (130, 1024), (20, 10)],
+    ids=["one", "few", "several tiles of samples", "many, summed by torch"],
+)
 @pytest.mark.parametrize(
     ("weight_type", "bias_type"),
     [(torch.float32, torch.float32), (torch.bfloat16, None), (None, torch.float16)],
     ids=["both", "weight only, bfloat16", "bias only, float16"],
 )
 def test_parameter_gradients_are_summed_over_samples(
-    samples: int, weight_type: torch.dtype | None, bias_type: torch.dtype | None, device: torch.device
+    samples: int,
+    many: int,
+    weight_type: torch.dtype | None,
+    bias_type: torch.dtype | None,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(group_step, "MANY", many)
     tensors = inputs((samples, 34, 17, (2,)), device)
     types = {"x": torch.float32, "weight": weight_type, "bias": bias_type}
     leaves = [None if d is None else tensors[name].to(d).requires_grad_() for name, d in types.items()]
@@ -245,11 +255,10 @@ def test_parameter_gradients_are_summed_over_samples(
     y = group_step.group_step(*leaves, EPS, 17, torch.float32)  # type: ignore[call-arg, arg-type]
     given = [leaf for leaf in leaves if leaf is not None]
     actual = torch.autograd.grad(y, given, tensors["dy"])
-    expected = torch.autograd.grad(
-        F.group_norm(exact[0], 17, *exact[1:], EPS),  # type: ignore[arg-type]
-        [leaf for leaf in exact if leaf is not None],
-        tensors["dy"].double(),
-    )
+    normalized = F.group_norm(exact[0], 17, eps=EPS)  # type: ignore[arg-type]
+    scale, offset = (default if p is None else p[:, None] for p, default in zip(exact[1:], (1.0, 0.0), strict=True))
+    wanted = [leaf for leaf in exact if leaf is not None]
+    expected = torch.autograd.grad(normalized * scale + offset, wanted, tensors["dy"].double())
     for leaf, result, right in zip(given, actual, expected, strict=True):
         assert result.dtype == leaf.dtype
         # One rounding to the dtype of the parameter, and sums in float32.
