@@ -266,6 +266,85 @@ def test_parameter_gradients_are_summed_over_samples(
         assert (result.double() - right).abs().max().item() <= limit * max(1.0, right.abs().max().item())
 
 
+def with_relu(tensors: dict[str, Tensor], groups: int, exact: bool, dtype: torch.dtype) -> list[Tensor]:
+    """``relu(norm(x) + residual)`` and all gradients, by the kernel or in float64."""
+    leaves = [tensors[name].detach().requires_grad_() for name in ("x", "weight", "bias", "residual")]
+    if exact:
+        y = torch.relu(F.group_norm(leaves[0], groups, leaves[1], leaves[2], EPS) + leaves[3])
+    else:
+        y = group_step.group_step(*leaves[:3], EPS, groups, dtype, leaves[3], True)  # type: ignore[call-arg]
+        assert y.stride() == leaves[0].stride()
+    return [y.detach(), *torch.autograd.grad(y, leaves, tensors["dy"])]
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["usual tiles", "small tiles"])
+@both_layouts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_residual_and_relu_in_the_same_pass(
+    dtype: torch.dtype, is_last: bool, small: bool, device: torch.device
+) -> None:
+    tensors = inputs((3, 12, 4, (5, 6)), device)
+    tensors["residual"] = tensors["dy"].roll(1, 0)
+    tensors |= {name: (last(t) if is_last else t).to(dtype) for name, t in tensors.items() if t.dim() > 1}
+    if small:
+        in_small_tiles()
+    actual, expected = with_relu(tensors, 4, False, dtype), with_relu(wide(tensors), 4, True, dtype)
+    zero = expected[0] == 0
+    assert torch.equal(actual[0] == 0, zero) and 0.2 < zero.double().mean() < 0.8
+    assert torch.equal(actual[4].double(), expected[4])  # a copy of dy, or zero
+    for result, right in zip(actual, expected, strict=True):
+        # One rounding to the dtype of the result, and sums in float32.
+        limit = torch.finfo(result.dtype).eps + FLOAT32
+        assert (result.double() - right).abs().max().item() <= limit * max(1.0, right.abs().max().item())
+
+
+def test_residual_without_relu_and_relu_without_residual(device: torch.device) -> None:
+    tensors = inputs((2, 6, 3, (4,)), device)
+    x, residual = tensors["x"].requires_grad_(), tensors["dy"].roll(1, 0).requires_grad_()
+    plain = group_step.group_step(x, None, None, EPS, 3, torch.float32)
+    added = group_step.group_step(x, None, None, EPS, 3, torch.float32, residual)
+    torch.testing.assert_close(added, plain + residual)
+    for actual, expected in zip(
+        torch.autograd.grad(added, [x, residual], tensors["dy"]),
+        torch.autograd.grad(plain + residual, [x, residual], tensors["dy"]),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, expected)
+    plain = group_step.group_step(x, None, None, EPS, 3, torch.float32)
+    cut = group_step.group_step(x, None, None, EPS, 3, torch.float32, None, True)
+    assert torch.equal(cut, plain.relu())
+    (actual,), (expected,) = (torch.autograd.grad(y, [x], tensors["dy"]) for y in (cut, plain.relu()))
+    torch.testing.assert_close(actual, expected)
+
+
+def test_relu_keeps_nan(device: torch.device) -> None:
+    x = inputs((2, 6, 3, (4,)), device)["x"]
+    x[0, 0, 1] = float("nan")
+    y = group_step.group_step(x, None, None, EPS, 3, torch.float32, None, True)
+    assert y[0, :2].isnan().all() and y[0, 2:].isfinite().all() and y[1].isfinite().all()
+
+
+def test_double_backward_through_relu(device: torch.device) -> None:
+    tensors = inputs((2, 6, 3, (4,)), device)
+    push = torch.randn(tensors["x"].shape, generator=torch.Generator().manual_seed(9)).to(device)
+
+    def twice(exact: bool) -> tuple[Tensor, ...]:
+        used = wide(tensors) if exact else tensors
+        x, weight, dy, residual = (used[name].clone().requires_grad_() for name in ("x", "weight", "dy", "dy"))
+        if exact:
+            y = torch.relu(F.group_norm(x, 3, weight, used["bias"], EPS) + residual)
+        else:
+            y = group_step.group_step(x, weight, used["bias"], EPS, 3, torch.float32, residual, True)
+        first = torch.autograd.grad(y, [x, weight, residual], dy, create_graph=True)
+        return torch.autograd.grad(
+            (first[0] * push).sum() + first[1].square().sum() + first[2].square().sum(), [x, weight, dy]
+        )
+
+    for actual, expected in zip(twice(False), twice(True), strict=True):
+        # As in `test_double_backward`.
+        assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
+
+
 # --- large values -----------------------------------------------------------------------------------------------
 
 

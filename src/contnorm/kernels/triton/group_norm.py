@@ -74,44 +74,67 @@ def _warps(values: int) -> int:
 
 
 def group_step(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int, dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    groups: int,
+    dtype: torch.dtype,
+    residual: Tensor | None = None,
+    relu: bool = False,
 ) -> Tensor:
-    """``F.group_norm`` with the result in this dtype, for inputs that `continual.unsupported_reason` accepts."""
-    y: Tensor = _GroupStep.apply(x, weight, bias, eps, groups, dtype)  # type: ignore[no-untyped-call]
+    """``F.group_norm`` with the result in this dtype, for inputs that `continual.unsupported_reason` accepts.
+
+    If they are given, a residual of the input's shape is added and ReLU applied, before the only rounding.
+    """
+    y: Tensor = _GroupStep.apply(x, weight, bias, residual, eps, groups, dtype, relu)  # type: ignore[no-untyped-call]
     return y
 
 
 class _GroupStep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int, dtype: torch.dtype
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        eps: float,
+        groups: int,
+        dtype: torch.dtype,
+        relu: bool,
     ) -> Tensor:
         ctx.eps, ctx.groups, ctx.dtype = eps, groups, dtype
         ctx.set_materialize_grads(False)
         x_in_layout = in_layout(x)
         y = torch.empty_like(x_in_layout, dtype=dtype)
         table = torch.empty(3 * x.shape[0] * groups, dtype=torch.float32, device=x.device)
-        _run("forward", x_in_layout, groups, (x_in_layout, dense(weight), dense(bias), y, table), eps)
-        ctx.save_for_backward(x, weight, bias, table)
+        added = None if residual is None else like(residual, x_in_layout)
+        tensors = x_in_layout, dense(weight), dense(bias), added, y, table
+        _run("forward", x_in_layout, groups, tensors, eps, RELU=relu)
+        ctx.save_for_backward(x, weight, bias, y if relu else None, table)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         if dy is None:
-            return (None,) * 6
-        return *(_gradients if can_use_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None
+            return (None,) * 8
+        return *(_gradients if can_use_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None, None
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias, table = ctx.saved_tensors
+    """Return the gradients of x, weight, bias and residual."""
+    x, weight, bias, y, table = ctx.saved_tensors
     x_in_layout = in_layout(x)
     dx = torch.empty_like(x_in_layout)
-    if not any(ctx.needs_input_grad[1:3]):
-        _run("backward", x_in_layout, ctx.groups, (like(dy, x_in_layout), x_in_layout, dense(weight), table, dx, None))
-        return dx, None, None
-    part = torch.empty((2, *x.shape[:2]), dtype=torch.float32, device=x.device)
-    _run("backward", x_in_layout, ctx.groups, (like(dy, x_in_layout), x_in_layout, dense(weight), table, dx, part))
-    return dx, *_sum_over_samples(part, weight, bias)
+    part = dresidual = None
+    if any(ctx.needs_input_grad[1:3]):
+        part = torch.empty((2, *x.shape[:2]), dtype=torch.float32, device=x.device)
+    if ctx.needs_input_grad[3]:
+        dresidual = dy if y is None else torch.empty_like(dx)
+    tensors = like(dy, x_in_layout), x_in_layout, y, dense(weight), table, dx, None if y is None else dresidual, part
+    _run("backward", x_in_layout, ctx.groups, tensors)
+    return dx, *((None, None) if part is None else _sum_over_samples(part, weight, bias)), dresidual
 
 
 def _sum_over_samples(part: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -144,8 +167,10 @@ def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         scale, offset = (None if p is None else p.to(signal.dtype) for p in (weight, bias))
         return group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(ctx.dtype)
 
-    *saved, _ = ctx.saved_tensors
-    return torch_gradients(recompute, dy, saved, ctx.needs_input_grad[:3])
+    *saved, y, _ = ctx.saved_tensors
+    if y is not None:
+        dy = torch.where(y <= 0, 0.0, dy)
+    return *torch_gradients(recompute, dy, saved, ctx.needs_input_grad[:3]), dy if ctx.needs_input_grad[3] else None
 
 
 def batch_then_group_norm(

@@ -109,15 +109,23 @@ def _parameter(pointer, c, exists, other: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def _store_output(y, residual_ptr, y_ptr, within, mask, RELU: tl.constexpr):
+    if residual_ptr is not None:
+        y += tl.load(residual_ptr + within, mask=mask, other=0).to(tl.float32)
+    if RELU:
+        y = tl.where(y <= 0, 0.0, y)  # keeps NaN
+    tl.store(y_ptr + within, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _write(
-    x_ptr, y_ptr, pivot, scale, offset, c, exists, C, L,
-    LAST: tl.constexpr, BL: tl.constexpr,
+    x_ptr, residual_ptr, y_ptr, pivot, scale, offset, c, exists, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     for start in range(0, L, BL):
         within, mask = _tile(start, c, exists, C, L, LAST, BL)
         x = tl.load(x_ptr + within, mask=mask, other=0).to(tl.float32) - pivot[:, None]
-        y = tl.fma(x, scale[:, None], offset[:, None])
-        tl.store(y_ptr + within, y.to(y_ptr.dtype.element_ty), mask=mask)
+        _store_output(tl.fma(x, scale[:, None], offset[:, None]), residual_ptr, y_ptr, within, mask, RELU)
 
 
 @triton.jit
@@ -143,13 +151,19 @@ def _store_moments(table_ptr, n, c, exists, pivot, mean, rstd, N, C, K: tl.const
 
 @triton.jit(do_not_specialize=SIZES)
 def forward(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, table_ptr, N, C, L, blocks, eps,
-    K: tl.constexpr, KP: tl.constexpr, LAST: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, WHOLE: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, table_ptr, N, C, L, blocks, eps,
+    RELU: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, LAST: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Group norm. Stores for backward, (N, G) each: pivot, mean minus pivot, reciprocal standard deviation."""
+    """Group norm, then the residual is added, if there is one, and ReLU applied, if ``RELU``.
+
+    Stores for backward, (N, G) each: pivot, mean minus pivot, reciprocal standard deviation.
+    """
     n, c, exists = _share(C, blocks, K, KP, BC)
     x_ptr += n * C * L
     y_ptr += n * C * L
+    if residual_ptr is not None:
+        residual_ptr += n * C * L
     first = c // K * K
     pivot = _median_of_three(
         x_ptr + _place(first, 0, C, L, LAST),
@@ -163,26 +177,33 @@ def forward(
         within, mask = _tile(0, c, exists, C, L, LAST, BL)
         x = tl.load(x_ptr + within, mask=mask, other=0).to(tl.float32) - pivot[:, None]
         y, mean, rstd = _normalize(x, mask, weight, bias, L, eps, K, KP, BC)
-        tl.store(y_ptr + within, y.to(y_ptr.dtype.element_ty), mask=mask)
+        _store_output(y, residual_ptr, y_ptr, within, mask, RELU)
     else:
         row_mean, row_var = _row_moments(x_ptr, pivot, c, exists, C, L, LAST, BC, BL)
         mean, rstd = _group_moments(row_mean, row_var, exists, eps, K, KP, BC)
         scale = rstd * weight
-        _write(x_ptr, y_ptr, pivot, scale, tl.fma(-mean, scale, bias), c, exists, C, L, LAST, BL)
+        offset = tl.fma(-mean, scale, bias)
+        _write(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, c, exists, C, L, LAST, BL, RELU)
     _store_moments(table_ptr, n, c, exists, pivot, mean, rstd, N, C, K)
 
 
 @triton.jit
-def _load_gradient(dy_ptr, x_ptr, start, pivot, mean, rstd, c, exists, C, L, LAST: tl.constexpr, BL: tl.constexpr):
-    """Return the offsets of a chunk, its mask, dy (zero where masked) and the normalized input."""
+def _load_gradient(
+    dy_ptr, x_ptr, y_ptr, start, pivot, mean, rstd, c, exists, C, L, LAST: tl.constexpr, BL: tl.constexpr
+):  # fmt: skip
+    """Return the offsets of a chunk, its mask, dy before the ReLU (zero where masked) and the normalized input."""
     within, mask = _tile(start, c, exists, C, L, LAST, BL)
     dy = tl.load(dy_ptr + within, mask=mask, other=0).to(tl.float32)
+    if y_ptr is not None:
+        dy = tl.where(tl.load(y_ptr + within, mask=mask, other=0).to(tl.float32) <= 0, 0.0, dy)
     x = tl.load(x_ptr + within, mask=mask, other=0).to(tl.float32) - pivot[:, None]
     return within, mask, dy, (x - mean[:, None]) * rstd[:, None]
 
 
 @triton.jit
-def _store_gradient(dx_ptr, within, mask, dy, normalized, weight, along, against, rstd):
+def _store_gradient(dx_ptr, dresidual_ptr, within, mask, dy, normalized, weight, along, against, rstd):
+    if dresidual_ptr is not None:
+        tl.store(dresidual_ptr + within, dy.to(dresidual_ptr.dtype.element_ty), mask=mask)
     dx = (dy * weight[:, None] - along[:, None] - normalized * against[:, None]) * rstd[:, None]
     tl.store(dx_ptr + within, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
@@ -203,14 +224,21 @@ def _group_gradient(part_ptr, n, c, exists, sums, products, weight, N, C, L, K: 
 
 @triton.jit(do_not_specialize=SIZES)
 def backward(
-    dy_ptr, x_ptr, weight_ptr, table_ptr, dx_ptr, part_ptr, N, C, L, blocks,
+    dy_ptr, x_ptr, y_ptr, weight_ptr, table_ptr, dx_ptr, dresidual_ptr, part_ptr, N, C, L, blocks,
     K: tl.constexpr, KP: tl.constexpr, LAST: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the input and, if requested, each sample's part of the weight and bias gradients, (N, C) each."""
+    """Gradient of the input and, if requested, each sample's part of the weight and bias gradients, (N, C) each.
+
+    ``y_ptr`` is the output, if it went through a ReLU, and ``dresidual_ptr`` takes the gradient before the ReLU.
+    """
     n, c, exists = _share(C, blocks, K, KP, BC)
     dy_ptr += n * C * L
     x_ptr += n * C * L
     dx_ptr += n * C * L
+    if y_ptr is not None:
+        y_ptr += n * C * L
+    if dresidual_ptr is not None:
+        dresidual_ptr += n * C * L
     slabs = C // K
     at = table_ptr + n * slabs + c // K
     pivot = tl.load(at, mask=exists, other=0.0)
@@ -219,25 +247,25 @@ def backward(
     weight = _parameter(weight_ptr, c, exists, 1.0, BC)
     if WHOLE:
         within, mask, dy, normalized = _load_gradient(
-            dy_ptr, x_ptr, 0, pivot, mean, rstd, c, exists, C, L, LAST, BL
+            dy_ptr, x_ptr, y_ptr, 0, pivot, mean, rstd, c, exists, C, L, LAST, BL
         )  # fmt: skip
         along, against = _group_gradient(part_ptr, n, c, exists, dy, dy * normalized, weight, N, C, L, K, KP, BC)
-        _store_gradient(dx_ptr, within, mask, dy, normalized, weight, along, against, rstd)
+        _store_gradient(dx_ptr, dresidual_ptr, within, mask, dy, normalized, weight, along, against, rstd)
     else:
         sums = tl.zeros((BC, BL), tl.float32)
         products = tl.zeros((BC, BL), tl.float32)
         for start in range(0, L, BL):
             _, _, dy, normalized = _load_gradient(
-                dy_ptr, x_ptr, start, pivot, mean, rstd, c, exists, C, L, LAST, BL
+                dy_ptr, x_ptr, y_ptr, start, pivot, mean, rstd, c, exists, C, L, LAST, BL
             )  # fmt: skip
             sums += dy
             products += dy * normalized
         along, against = _group_gradient(part_ptr, n, c, exists, sums, products, weight, N, C, L, K, KP, BC)
         for start in range(0, L, BL):
             within, mask, dy, normalized = _load_gradient(
-                dy_ptr, x_ptr, start, pivot, mean, rstd, c, exists, C, L, LAST, BL
+                dy_ptr, x_ptr, y_ptr, start, pivot, mean, rstd, c, exists, C, L, LAST, BL
             )  # fmt: skip
-            _store_gradient(dx_ptr, within, mask, dy, normalized, weight, along, against, rstd)
+            _store_gradient(dx_ptr, dresidual_ptr, within, mask, dy, normalized, weight, along, against, rstd)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -297,14 +325,14 @@ def evaluate(
         within, mask = _tile(0, c, exists, C, L, LAST, BL)
         x = tl.load(x_ptr + within, mask=mask, other=0).to(tl.float32) - pivot[:, None]
         y, _, _ = _normalize(tl.fma(x, gain[:, None], level[:, None]), mask, weight, bias, L, eps, K, KP, BC)
-        tl.store(y_ptr + within, y.to(y_ptr.dtype.element_ty), mask=mask)
+        _store_output(y, None, y_ptr, within, mask, False)
     else:
         row_mean, row_var = _row_moments(x_ptr, pivot, c, exists, C, L, LAST, BC, BL)
         row_mean = tl.where(exists, tl.fma(row_mean, gain, level), 0.0)
         mean, rstd = _group_moments(row_mean, row_var * gain * gain, exists, eps, K, KP, BC)
         scale = rstd * weight
         offset = tl.fma(level - mean, scale, bias)
-        _write(x_ptr, y_ptr, pivot, scale * gain, offset, c, exists, C, L, LAST, BL)
+        _write(x_ptr, None, y_ptr, pivot, scale * gain, offset, c, exists, C, L, LAST, BL, False)
 
 
 @triton.jit(do_not_specialize=["N", "chunks"])
