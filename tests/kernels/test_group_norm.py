@@ -638,6 +638,7 @@ def test_tiles_of_small_maps_have_many_channels(groups: int | None) -> None:
     for c, length in ((64, 1024), (64, 256), (128, 64), (256, 16), (512, 4)):
         tile = choose_tile(Sizes(20, c, length, groups or c, True, 4))
         assert tile.whole and tile.positions == length and tile.lanes * tile.blocks == c
+        assert tile.lanes >= group_step.RUN or 2 * tile.lanes * length > group_step.LARGE
         assert tile.lanes >= group_step.SECTOR and tile.lanes * length >= group_step.SMALL
 
 

@@ -24,6 +24,7 @@ __all__ = ["ShiftedInput", "batch_then_group_norm", "group_step", "subtract_chan
 
 BLOCK = 1024
 SECTOR = 8  # minimum number of adjacent channels in channels_last layout: 32 bytes of float32
+RUN = 16  # the same if a tile can have all positions of so many channels
 SMALL, LARGE = 512, 8192  # values of a tile: at least, by several groups side by side, and at most
 MANY = 1024  # samples from which torch, which splits a sum over programs, is faster at parameter gradients
 
@@ -56,12 +57,14 @@ def choose_tile(sizes: Sizes) -> Tile:
 
     Example:
         >>> choose_tile(Sizes(samples=20, channels=64, length=256, groups=32, last=True, itemsize=4))
-        Tile(group=2, lanes=8, positions=256, blocks=8, whole=True, warps=4)
+        Tile(group=2, lanes=16, positions=256, blocks=4, whole=True, warps=8)
     """
     _, c, length, groups, last, _ = sizes
     group = power(c // groups)
     lanes, positions = max(group, SECTOR if last else 1), power(length)
-    while lanes * positions < SMALL and lanes < group * groups:
+    while lanes < group * groups and (
+        lanes * positions < SMALL or (last and lanes < RUN and 2 * lanes * positions <= LARGE)
+    ):
         lanes *= 2
     positions = max(1, min(positions, LARGE // lanes))
     blocks = -(-groups * group // lanes)
