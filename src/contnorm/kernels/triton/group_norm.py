@@ -26,7 +26,7 @@ BLOCK = 1024
 SECTOR = 8  # minimum number of adjacent channels in channels_last layout: 32 bytes of float32
 RUN = 16  # the same if a tile can have all positions of so many channels
 SMALL, LARGE = 512, 8192  # values of a tile: at least, by several groups side by side, and at most
-MANY = 1024  # samples from which torch, which splits a sum over programs, is faster at parameter gradients
+MANY = 1024  # samples above which torch sums parameter gradients: it splits a long sum over several programs
 
 
 class ShiftedInput(NamedTuple):
