@@ -44,8 +44,11 @@ SHAPES = [
     pytest.param((2, 8, 4, (4, 4)), id="as in a ResNet"),
     pytest.param((2, 9, 3, (7, 3)), id="no power of two"),
     pytest.param((1, 8, 4, (2, 3, 5)), id="volumes"),
-    pytest.param((2, 72, 2, (2, 3)), id="a group of more lanes than one sum takes side by side"),
+    pytest.param((2, 72, 2, (2, 3)), id="two groups of many channels"),
     pytest.param((1, 22, 11, (3,)), id="groups that do not fill their blocks"),
+    pytest.param((2, 192, 96, (2, 2)), id="groups over more than 32 lanes"),
+    pytest.param((2, 129, 43, (2, 2)), id="padded groups over more than 32 lanes"),
+    pytest.param((1, 160, 160, (3, 1)), id="channels over two blocks, positions that do not fill a tile"),
 ]
 AS_IN_NETWORKS = [
     (20, 64, 32, (32, 32)),
@@ -122,14 +125,15 @@ def compare(tensors: dict[str, Tensor], groups: int, variant: str, training: boo
 # --- values and gradients ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("small", [False, True], ids=["usual tiles", "small tiles"])
 @both_layouts
 @every_shape
-def test_group_step_is_exact(shape: Shape, is_last: bool, device: torch.device) -> None:
+def test_group_step_is_exact(shape: Shape, is_last: bool, small: bool, device: torch.device) -> None:
     if is_last and not shape[3]:
         pytest.skip("without positions there is one layout")
     tensors = inputs(shape, device)
     tensors |= {name: last(tensors[name]) for name in ("x", "dy") if is_last}
-    if is_last:
+    if small:
         in_small_tiles()
     outcomes = []
     for each in (tensors, wide(tensors)):
@@ -223,6 +227,122 @@ def test_more_than_2_to_the_31_values(device: torch.device) -> None:
     leaf = tail.clone().requires_grad_()
     group_step.group_step(leaf, None, None, EPS, 32, torch.bfloat16).backward(y.detach()[-2:].square())
     assert x.grad is not None and leaf.grad is not None and torch.equal(x.grad[-2:], leaf.grad)
+
+
+@pytest.mark.parametrize(
+    ("samples", "many"),
+    [(1, 1024), (20, 1024), (130, 1024), (20, 10)],
+    ids=["one", "few", "several tiles of samples", "many, summed by torch"],
+)
+@pytest.mark.parametrize(
+    ("weight_type", "bias_type"),
+    [(torch.float32, torch.float32), (torch.bfloat16, None), (None, torch.float16)],
+    ids=["both", "weight only, bfloat16", "bias only, float16"],
+)
+def test_parameter_gradients_are_summed_over_samples(
+    samples: int,
+    many: int,
+    weight_type: torch.dtype | None,
+    bias_type: torch.dtype | None,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_step, "MANY", many)
+    tensors = inputs((samples, 34, 17, (2,)), device)
+    types = {"x": torch.float32, "weight": weight_type, "bias": bias_type}
+    leaves = [None if d is None else tensors[name].to(d).requires_grad_() for name, d in types.items()]
+    exact = [None if leaf is None else leaf.detach().double().requires_grad_() for leaf in leaves]
+    y = group_step.group_step(*leaves, EPS, 17, torch.float32)  # type: ignore[call-arg, arg-type]
+    given = [leaf for leaf in leaves if leaf is not None]
+    actual = torch.autograd.grad(y, given, tensors["dy"])
+    normalized = F.group_norm(exact[0], 17, eps=EPS)  # type: ignore[arg-type]
+    scale, offset = (default if p is None else p[:, None] for p, default in zip(exact[1:], (1.0, 0.0), strict=True))
+    wanted = [leaf for leaf in exact if leaf is not None]
+    expected = torch.autograd.grad(normalized * scale + offset, wanted, tensors["dy"].double())
+    for leaf, result, right in zip(given, actual, expected, strict=True):
+        assert result.dtype == leaf.dtype
+        # One rounding to the dtype of the parameter, and sums in float32.
+        limit = torch.finfo(leaf.dtype).eps + FLOAT32
+        assert (result.double() - right).abs().max().item() <= limit * max(1.0, right.abs().max().item())
+
+
+def with_relu(tensors: dict[str, Tensor], groups: int, exact: bool, dtype: torch.dtype) -> list[Tensor]:
+    """``relu(norm(x) + residual)`` and all gradients, by the kernel or in float64."""
+    leaves = [tensors[name].detach().requires_grad_() for name in ("x", "weight", "bias", "residual")]
+    if exact:
+        y = torch.relu(F.group_norm(leaves[0], groups, leaves[1], leaves[2], EPS) + leaves[3])
+    else:
+        y = group_step.group_step(*leaves[:3], EPS, groups, dtype, leaves[3], True)  # type: ignore[call-arg]
+        assert y.stride() == leaves[0].stride()
+    return [y.detach(), *torch.autograd.grad(y, leaves, tensors["dy"])]
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["usual tiles", "small tiles"])
+@both_layouts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_residual_and_relu_in_the_same_pass(
+    dtype: torch.dtype, is_last: bool, small: bool, device: torch.device
+) -> None:
+    tensors = inputs((3, 12, 4, (5, 6)), device)
+    tensors["residual"] = tensors["dy"].roll(1, 0)
+    tensors |= {name: (last(t) if is_last else t).to(dtype) for name, t in tensors.items() if t.dim() > 1}
+    if small:
+        in_small_tiles()
+    actual, expected = with_relu(tensors, 4, False, dtype), with_relu(wide(tensors), 4, True, dtype)
+    zero = expected[0] == 0
+    assert torch.equal(actual[0] == 0, zero) and 0.2 < zero.double().mean() < 0.8
+    assert torch.equal(actual[4].double(), expected[4])  # a copy of dy, or zero
+    for result, right in zip(actual, expected, strict=True):
+        # One rounding to the dtype of the result, and sums in float32.
+        limit = torch.finfo(result.dtype).eps + FLOAT32
+        assert (result.double() - right).abs().max().item() <= limit * max(1.0, right.abs().max().item())
+
+
+def test_residual_without_relu_and_relu_without_residual(device: torch.device) -> None:
+    tensors = inputs((2, 6, 3, (4,)), device)
+    x, residual = tensors["x"].requires_grad_(), tensors["dy"].roll(1, 0).requires_grad_()
+    plain = group_step.group_step(x, None, None, EPS, 3, torch.float32)
+    added = group_step.group_step(x, None, None, EPS, 3, torch.float32, residual)
+    torch.testing.assert_close(added, plain + residual)
+    for actual, expected in zip(
+        torch.autograd.grad(added, [x, residual], tensors["dy"]),
+        torch.autograd.grad(plain + residual, [x, residual], tensors["dy"]),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, expected)
+    plain = group_step.group_step(x, None, None, EPS, 3, torch.float32)
+    cut = group_step.group_step(x, None, None, EPS, 3, torch.float32, None, True)
+    assert torch.equal(cut, plain.relu())
+    (actual,), (expected,) = (torch.autograd.grad(y, [x], tensors["dy"]) for y in (cut, plain.relu()))
+    torch.testing.assert_close(actual, expected)
+
+
+def test_relu_keeps_nan(device: torch.device) -> None:
+    x = inputs((2, 6, 3, (4,)), device)["x"]
+    x[0, 0, 1] = float("nan")
+    y = group_step.group_step(x, None, None, EPS, 3, torch.float32, None, True)
+    assert y[0, :2].isnan().all() and y[0, 2:].isfinite().all() and y[1].isfinite().all()
+
+
+def test_double_backward_through_relu(device: torch.device) -> None:
+    tensors = inputs((2, 6, 3, (4,)), device)
+    push = torch.randn(tensors["x"].shape, generator=torch.Generator().manual_seed(9)).to(device)
+
+    def twice(exact: bool) -> tuple[Tensor, ...]:
+        used = wide(tensors) if exact else tensors
+        x, weight, dy, residual = (used[name].clone().requires_grad_() for name in ("x", "weight", "dy", "dy"))
+        if exact:
+            y = torch.relu(F.group_norm(x, 3, weight, used["bias"], EPS) + residual)
+        else:
+            y = group_step.group_step(x, weight, used["bias"], EPS, 3, torch.float32, residual, True)
+        first = torch.autograd.grad(y, [x, weight, residual], dy, create_graph=True)
+        return torch.autograd.grad(
+            (first[0] * push).sum() + first[1].square().sum() + first[2].square().sum(), [x, weight, dy]
+        )
+
+    for actual, expected in zip(twice(False), twice(True), strict=True):
+        # As in `test_double_backward`.
+        assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
 
 
 # --- large values -----------------------------------------------------------------------------------------------
@@ -477,8 +597,8 @@ def test_compiled_graphs_use_torch_operators(variant: str, device: torch.device)
 @pytest.mark.parametrize(
     ("variant", "kernels"),
     [
-        ("bn_gn", ["subtract_channel_pivot", "forward", "backward", "evaluate"]),
-        ("cn_tied", ["forward", "backward", "forward"]),
+        ("bn_gn", ["subtract_channel_pivot", "forward", "backward", "sum_over_samples", "evaluate"]),
+        ("cn_tied", ["forward", "backward", "sum_over_samples", "forward"]),
     ],
 )
 def test_training_step_launches_these_kernels(
@@ -497,22 +617,29 @@ def test_training_step_launches_these_kernels(
 # --- tiles ------------------------------------------------------------------------------------------------------
 
 
-def test_tiles_cover_all_groups_and_are_few() -> None:
+@both_layouts
+def test_tiles_cover_all_groups_and_are_few(is_last: bool) -> None:
     seen = set()
     for n, c, groups, positions in AS_IN_NETWORKS:
-        for is_last in (False, True):
-            k = c // groups
-            tile = choose_tile(Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4))
-            assert tile.lanes >= tile.side * k and tile.side * tile.blocks >= groups > tile.side * (tile.blocks - 1)
-            assert tile.side == 1 or tile.lanes <= 32  # sums of several groups are supported for few lanes only
-            assert tile.lanes * tile.positions <= max(group_step.LARGE, tile.lanes)
-            seen.add((tile.lanes, tile.positions, is_last))
-    resnet = {
-        choose_tile(Sizes(20, c, length, 32, True, 4))[:2]
-        for c, length in ((64, 1024), (128, 256), (256, 64), (512, 16))
-    }
-    assert resnet == {(8, 1024), (8, 256), (32, 64)}
-    assert len(seen) <= 10
+        length = torch.Size(positions).numel()
+        tile = choose_tile(Sizes(n, c, length, groups, is_last, 4))
+        assert tile.group >= c // groups and tile.lanes % tile.group == 0
+        side = tile.lanes // tile.group  # groups side by side
+        assert side * tile.blocks >= groups > side * (tile.blocks - 1)
+        assert tile.whole == (tile.positions >= length)
+        assert tile.lanes * tile.positions <= max(group_step.LARGE, tile.lanes)
+        seen.add(tile[:3])
+    assert len(seen) <= 8
+
+
+@pytest.mark.parametrize("groups", [32, None], ids=["group norm", "instance norm"])
+def test_tiles_of_small_maps_have_many_channels(groups: int | None) -> None:
+    """A ResNet-18 on images of 32x32: nearly all values of a tile exist, and rows of memory are read as a whole."""
+    for c, length in ((64, 1024), (64, 256), (128, 64), (256, 16), (512, 4)):
+        tile = choose_tile(Sizes(20, c, length, groups or c, True, 4))
+        assert tile.whole and tile.positions == length and tile.lanes * tile.blocks == c
+        assert tile.lanes >= group_step.RUN or 2 * tile.lanes * length > group_step.LARGE
+        assert tile.lanes >= group_step.SECTOR and tile.lanes * length >= group_step.SMALL
 
 
 @pytest.mark.parametrize("norm", ["group", "instance", "layer"])

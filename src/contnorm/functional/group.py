@@ -13,12 +13,13 @@ from contnorm.checks import (
     check_group_size,
     check_input,
     check_parameters,
+    check_residual,
     resolve_groups,
     statistics_dtype,
 )
 from contnorm.functional.batch import ANY_RANK, channels_of, empty_like_input
 from contnorm.kernels import resolve_kernel
-from contnorm.kernels.reference import group_norm_in_layout
+from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout
 from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton.continual.launch import channels_last
 from contnorm.kernels.triton.group_norm import group_step
@@ -33,6 +34,8 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    residual: Tensor | None = None,
+    relu: bool = False,
     caller: str = "group_norm",
 ) -> Tensor:
     """Group normalization: ``F.group_norm`` whose output has the input's memory layout and, also under autocast, dtype.
@@ -43,6 +46,9 @@ def group_norm(
         weight: (C,) or None.
         bias: (C,) or None.
         eps: Value added to the variance.
+        residual: Tensor added to the result, with the input's shape, dtype and device; under autocast it is cast to the
+            input's dtype.
+        relu: Whether to apply ReLU to the result, after the residual. The Triton kernel does both in the same pass.
         caller: The function or layer that error messages name.
 
     Example:
@@ -52,18 +58,21 @@ def group_norm(
     check_input(x, ANY_RANK, channels_of(None, weight), caller)
     eps = check_eps(eps, caller)
     check_parameters(x, weight, bias, caller)
+    residual = check_residual(residual, x, caller)
     groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
     if x.numel() == 0:
-        return empty_like_input(x, weight, bias)
+        return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
     check_group_size(x, groups, caller)
     if _uses_kernel(x, groups, caller) and _on_device(x, weight, bias):
-        return group_step(x, weight, bias, eps, groups, x.dtype)
+        return group_step(x, weight, bias, eps, groups, x.dtype, residual, relu)
     if weight is not None and weight.dtype != x.dtype:
         # Half-precision input with float32 weights is supported on CPU but not on CUDA, so all are cast to float32.
         wide = statistics_dtype(x)
         offset = None if bias is None else bias.to(wide)
-        return group_norm_in_layout(x.to(wide), groups, weight.to(wide), offset, eps).to(x.dtype)
-    return group_norm_in_layout(x, groups, weight, bias, eps).to(x.dtype)
+        y = group_norm_in_layout(x.to(wide), groups, weight.to(wide), offset, eps)
+    else:
+        y = group_norm_in_layout(x, groups, weight, bias, eps)
+    return add_residual_and_relu(y.to(x.dtype), residual, relu)
 
 
 def _uses_kernel(x: Tensor, groups: int, caller: str) -> bool:
@@ -88,6 +97,8 @@ def instance_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    residual: Tensor | None = None,
+    relu: bool = False,
     caller: str = "instance_norm",
 ) -> Tensor:
     """Instance normalization: normalizes each channel of each sample alone, so it needs more than one position.
@@ -103,7 +114,7 @@ def instance_norm(
             f"{caller}: an input of shape {tuple(x.shape)} has one value per instance, which always normalizes to "
             f"zero. Give it more than one position, or use group or layer normalization."
         )
-    return group_norm(x, x.shape[1], weight, bias, eps, caller=caller)
+    return group_norm(x, x.shape[1], weight, bias, eps, residual=residual, relu=relu, caller=caller)
 
 
 def layer_norm(
@@ -112,6 +123,8 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    residual: Tensor | None = None,
+    relu: bool = False,
     caller: str = "layer_norm",
 ) -> Tensor:
     """Layer normalization over channels and positions; weight and bias are per channel.
@@ -120,4 +133,4 @@ def layer_norm(
         >>> layer_norm(torch.tensor([[0.0, 2.0]]), eps=1e-12)
         tensor([[-1.,  1.]])
     """
-    return group_norm(x, 1, weight, bias, eps, caller=caller)
+    return group_norm(x, 1, weight, bias, eps, residual=residual, relu=relu, caller=caller)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.layers.continual import ContinualNormBase
+from contnorm.layers.base import NormLayer
 from contnorm.layers.group import SampleNorm
 
 __all__ = ["AbsorbedActivation", "ActivationNorm", "linear_norm", "normed_relu", "observe_normed_relu"]
@@ -119,7 +119,7 @@ _observers: list[_Observer] = []
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """``relu(norm(x) + residual)``; a norm that contains an activation replaces the ReLU if there is no residual.
 
-    Continual norm computes it in a fused kernel if one is available.
+    Continual, group, instance and layer norm compute it in a fused kernel if one is available.
 
     Example:
         >>> normed_relu(nn.Identity(), torch.tensor([-1.0, 1.0]), torch.tensor([3.0, -5.0]))
@@ -127,7 +127,7 @@ def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> T
     """
     for observer in _observers:
         observer(norm, residual is None)
-    if isinstance(norm, ContinualNormBase):
+    if isinstance(norm, NormLayer) and norm.fuses_relu:
         y: Tensor = norm(x, residual, relu=True)
         return y
     y = norm(x)

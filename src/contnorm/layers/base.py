@@ -6,6 +6,7 @@ import re
 import sys
 import warnings
 from functools import cache
+from inspect import signature
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -27,6 +28,8 @@ class NormLayer(nn.Module):
     ``has_triton_kernels`` tells whether the layer uses Triton kernels of this package on a GPU, which are compiled
     before their first run. ``own_options`` names constructor arguments that only this norm has, and ``own_tensors`` its
     parameters and buffers that batch norm does not have. Conversion keeps both if the old and the new layer have them.
+    ``fuses_relu`` tells whether ``forward`` also takes a residual and whether to apply ReLU; it is read from the
+    signature, since a subclass may have a ``forward`` of its own.
     """
 
     ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
@@ -37,6 +40,11 @@ class NormLayer(nn.Module):
     normalizes_as: ClassVar[type[nn.Module]]
     num_features: int
     kernel: Kernel = "auto"  # the implementation, for norms with several
+    fuses_relu: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.fuses_relu = {"residual", "relu"} <= signature(cls.forward).parameters.keys()
 
     def _check(self, x: Tensor) -> None:
         check_input(x, self.ranks, self.num_features, type(self).__name__)

@@ -86,9 +86,13 @@ class GroupNormBase(SampleNorm):
         super().__init__(num_features, eps, affine, device, dtype)
         self.num_groups = check_groups(num_groups, num_features, self.ranks, type(self).__name__)
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
         self._check(input)
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, caller=type(self).__name__)
+        name = type(self).__name__
+        return group_norm(
+            input, self.num_groups, self.weight, self.bias, self.eps, residual=residual, relu=relu, caller=name
+        )
 
     def extra_repr(self) -> str:
         channels, rest = super().extra_repr().split(", ", 1)
@@ -104,17 +108,21 @@ def check_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...], c
 class _InstanceNorm(SampleNorm):
     """Instance normalization."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
         self._check(input)
-        return instance_norm(input, self.weight, self.bias, self.eps, caller=type(self).__name__)
+        name = type(self).__name__
+        return instance_norm(input, self.weight, self.bias, self.eps, residual=residual, relu=relu, caller=name)
 
 
 class _LayerNorm(SampleNorm):
     """Layer normalization over channels and positions."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
         self._check(input)
-        return layer_norm(input, self.weight, self.bias, self.eps, caller=type(self).__name__)
+        name = type(self).__name__
+        return layer_norm(input, self.weight, self.bias, self.eps, residual=residual, relu=relu, caller=name)
 
 
 class GroupNorm1d(GroupNormBase):

@@ -176,7 +176,10 @@ OWN_KERNELS = {
         "triton.row_moments_device": ("moments", "sums"),
         "triton.switch_norm_device": ("switch_moments", "switch_apply", "switch_sums", "switch_gradient"),
     },
-    "bn_gn_tied": {"triton.group_norm_device": ("subtract_channel_pivot", "forward", "backward")},
+    "gn": {"triton.group_norm_device": ("forward", "backward", "sum_over_samples")},
+    "bn_gn_tied": {
+        "triton.group_norm_device": ("subtract_channel_pivot", "forward", "backward", "sum_over_samples"),
+    },
 }
 
 

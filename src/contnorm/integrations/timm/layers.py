@@ -143,13 +143,13 @@ class ContinualNormAct2d(_NormAct, ContinualNorm2d):  # type: ignore[misc]  # it
     normalizes_as = ContinualNorm2d
 
 
-class GroupNormAct2d(_NormAct, GroupNorm2d):
+class GroupNormAct2d(_NormAct, GroupNorm2d):  # type: ignore[misc]  # its forward takes the input alone
     """Group normalization and an activation. The number of channels is the first argument, not that of groups."""
 
     normalizes_as = GroupNorm2d
 
 
-class LayerNormAct2d(_NormAct, LayerNorm2d):
+class LayerNormAct2d(_NormAct, LayerNorm2d):  # type: ignore[misc]  # its forward takes the input alone
     """Layer normalization of each sample over channels and positions, and an activation.
 
     It is not timm's ``LayerNormAct2d``, which normalizes each position over its channels.
@@ -158,7 +158,7 @@ class LayerNormAct2d(_NormAct, LayerNorm2d):
     normalizes_as = LayerNorm2d
 
 
-class InstanceNormAct2d(_NormAct, InstanceNorm2d):
+class InstanceNormAct2d(_NormAct, InstanceNorm2d):  # type: ignore[misc]  # its forward takes the input alone
     """Instance normalization and an activation."""
 
     normalizes_as = InstanceNorm2d

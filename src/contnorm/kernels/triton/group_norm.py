@@ -23,9 +23,10 @@ from contnorm.kernels.triton.launcher import launch, on_device_of
 __all__ = ["ShiftedInput", "batch_then_group_norm", "group_step", "subtract_channel_pivot"]
 
 BLOCK = 1024
-LANES = (2, 8, 32, 128, 512, 2048, 8192)  # few sizes, because a kernel is compiled for each
 SECTOR = 8  # minimum number of adjacent channels in channels_last layout: 32 bytes of float32
-SMALL, LARGE = 2048, 8192  # values of a tile: if one tile holds all data of a program, and if there are several
+RUN = 16  # the same if a tile can have all positions of so many channels
+SMALL, LARGE = 512, 8192  # values of a tile: at least, by several groups side by side, and at most
+MANY = 1024  # samples above which torch sums parameter gradients: it splits a long sum over several programs
 
 
 class ShiftedInput(NamedTuple):
@@ -43,72 +44,122 @@ class ShiftedInput(NamedTuple):
 
 
 class Tile(NamedTuple):
-    lanes: int  # BC, for the channels of `side` groups
+    group: int  # KP, lanes of a group
+    lanes: int  # BC, of one or more groups
     positions: int  # BL
-    side: int  # groups side by side
-    blocks: int  # of groups
-
-    @property
-    def warps(self) -> int:
-        """Number of warps: sixteen values per thread, as in the other kernels."""
-        return min(16, max(4, power(self.lanes * self.positions // 512)))
+    blocks: int  # programs of a sample
+    whole: bool  # whether a tile has all positions
+    warps: int
 
 
 def choose_tile(sizes: Sizes) -> Tile:
-    """Choose the tile: one group per program or, in channels_last layout, enough groups to fill memory sectors.
+    """Choose the tile: all positions if they fit, and several groups for small maps or to fill memory sectors.
 
     Example:
         >>> choose_tile(Sizes(samples=20, channels=64, length=256, groups=32, last=True, itemsize=4))
-        Tile(lanes=8, positions=256, side=4, blocks=8)
+        Tile(group=2, lanes=16, positions=256, blocks=4, whole=True, warps=8)
     """
     _, c, length, groups, last, _ = sizes
-    k = c // groups
-    lanes = next(lanes for lanes in LANES if lanes >= (max(k, SECTOR) if last else k))
-    side = min(groups, lanes // k if last and lanes <= 32 else 1)
-    positions = max(1, (SMALL if lanes * length <= SMALL else LARGE) // lanes)
-    return Tile(lanes, positions, side, -(-groups // side))
+    group = power(c // groups)
+    lanes, positions = max(group, SECTOR if last else 1), power(length)
+    while lanes < group * groups and (
+        lanes * positions < SMALL or (last and lanes < RUN and 2 * lanes * positions <= LARGE)
+    ):
+        lanes *= 2
+    positions = max(1, min(positions, LARGE // lanes))
+    blocks = -(-groups * group // lanes)
+    return Tile(group, lanes, positions, blocks, positions >= length, _warps(lanes * positions))
+
+
+def _warps(values: int) -> int:
+    """Number of warps: sixteen values per thread, as in the other kernels."""
+    return min(16, power(max(1, values // 512)))
 
 
 def group_step(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int, dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    groups: int,
+    dtype: torch.dtype,
+    residual: Tensor | None = None,
+    relu: bool = False,
 ) -> Tensor:
-    """``F.group_norm`` with the result in this dtype, for inputs that `continual.unsupported_reason` accepts."""
-    y: Tensor = _GroupStep.apply(x, weight, bias, eps, groups, dtype)  # type: ignore[no-untyped-call]
+    """``F.group_norm`` with the result in this dtype, for inputs that `continual.unsupported_reason` accepts.
+
+    If they are given, a residual of the input's shape is added and ReLU applied, before the only rounding.
+    """
+    y: Tensor = _GroupStep.apply(x, weight, bias, residual, eps, groups, dtype, relu)  # type: ignore[no-untyped-call]
     return y
 
 
 class _GroupStep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int, dtype: torch.dtype
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        eps: float,
+        groups: int,
+        dtype: torch.dtype,
+        relu: bool,
     ) -> Tensor:
         ctx.eps, ctx.groups, ctx.dtype = eps, groups, dtype
         ctx.set_materialize_grads(False)
         x_in_layout = in_layout(x)
         y = torch.empty_like(x_in_layout, dtype=dtype)
         table = torch.empty(3 * x.shape[0] * groups, dtype=torch.float32, device=x.device)
-        _run("forward", x_in_layout, groups, (x_in_layout, dense(weight), dense(bias), y, table), eps)
-        ctx.save_for_backward(x, weight, bias, table)
+        added = None if residual is None else like(residual, x_in_layout)
+        tensors = x_in_layout, dense(weight), dense(bias), added, y, table
+        _run("forward", x_in_layout, groups, tensors, eps, RELU=relu)
+        ctx.save_for_backward(x, weight, bias, y if relu else None, table)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         if dy is None:
-            return (None,) * 6
-        return *(_gradients if can_use_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None
+            return (None,) * 8
+        return *(_gradients if can_use_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None, None
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias, table = ctx.saved_tensors
+    """Return the gradients of x, weight, bias and residual."""
+    x, weight, bias, y, table = ctx.saved_tensors
     x_in_layout = in_layout(x)
     dx = torch.empty_like(x_in_layout)
-    if not any(ctx.needs_input_grad[1:3]):
-        _run("backward", x_in_layout, ctx.groups, (like(dy, x_in_layout), x_in_layout, dense(weight), table, dx, None))
-        return dx, None, None
-    part = torch.empty((2, *x.shape[:2]), dtype=torch.float32, device=x.device)
-    _run("backward", x_in_layout, ctx.groups, (like(dy, x_in_layout), x_in_layout, dense(weight), table, dx, part))
-    dweight, dbias = part.sum(1).unbind()
-    return dx, None if weight is None else dweight.to(weight.dtype), None if bias is None else dbias.to(bias.dtype)
+    part = dresidual = None
+    if any(ctx.needs_input_grad[1:3]):
+        part = torch.empty((2, *x.shape[:2]), dtype=torch.float32, device=x.device)
+    if ctx.needs_input_grad[3]:
+        dresidual = dy if y is None else torch.empty_like(dx)
+    tensors = like(dy, x_in_layout), x_in_layout, y, dense(weight), table, dx, None if y is None else dresidual, part
+    _run("backward", x_in_layout, ctx.groups, tensors)
+    return dx, *((None, None) if part is None else _sum_over_samples(part, weight, bias)), dresidual
+
+
+def _sum_over_samples(part: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the parameters, in their dtypes."""
+    _, n, c = part.shape
+    if n > MANY:
+        return tuple(None if p is None else d.to(p.dtype) for p, d in zip((weight, bias), part.sum(1), strict=True))
+    grads = [None if p is None else torch.empty(c, dtype=p.dtype, device=part.device) for p in (weight, bias)]
+    rows, lanes = (32, 32) if n <= 32 else (128, 8)
+    with on_device_of(part):
+        launch(
+            _code().sum_over_samples,
+            (-(-c // lanes),),
+            part,
+            *grads,
+            n,
+            c,
+            BN=rows,
+            BC=lanes,
+            num_warps=4,
+        )
+    return tuple(grads)
 
 
 def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -119,8 +170,10 @@ def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         scale, offset = (None if p is None else p.to(signal.dtype) for p in (weight, bias))
         return group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(ctx.dtype)
 
-    *saved, _ = ctx.saved_tensors
-    return torch_gradients(recompute, dy, saved, ctx.needs_input_grad[:3])
+    *saved, y, _ = ctx.saved_tensors
+    if y is not None:
+        dy = torch.where(y <= 0, 0.0, dy)
+    return *torch_gradients(recompute, dy, saved, ctx.needs_input_grad[:3]), dy if ctx.needs_input_grad[3] else None
 
 
 def batch_then_group_norm(
@@ -191,14 +244,15 @@ def _run(
             (sizes.samples * tile.blocks,),
             *tensors,
             *sizes[:3],
-            sizes.channels // groups,
-            tile.side,
             tile.blocks,
             *rest,
             **constants,
+            K=sizes.channels // groups,
+            KP=tile.group,
             LAST=sizes.last,
             BC=tile.lanes,
             BL=tile.positions,
+            WHOLE=tile.whole,
             num_warps=tile.warps,
         )
 

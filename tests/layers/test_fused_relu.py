@@ -1,0 +1,61 @@
+"""Norms whose ``forward`` also adds a residual and applies ReLU, and `normed_relu`, which uses it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import contnorm as cn
+from contnorm.layers.activation import normed_relu
+
+FUSED = ["cn", "gn", "in", "ln"]
+
+
+@pytest.mark.parametrize("norm", FUSED)
+def test_residual_and_relu_equal_separate_operators(norm: str) -> None:
+    torch.manual_seed(0)
+    layer = cn.create_norm(norm, 64)
+    x, residual = torch.randn(2, 3, 64, 4, 4)
+    assert layer.fuses_relu
+    plain = layer(x)
+    assert torch.equal(normed_relu(layer, x), plain.relu())
+    assert torch.equal(normed_relu(layer, x, residual), (plain + residual).relu())
+    assert torch.equal(layer(x, residual), plain + residual)
+
+
+@pytest.mark.parametrize("norm", FUSED)
+def test_residual_of_wrong_shape_raises(norm: str) -> None:
+    layer = cn.create_norm(norm, 64)
+    with pytest.raises(ValueError, match=rf"{type(layer).__name__}: residual has shape \(1, 64, 4, 4\)"):
+        layer(torch.randn(3, 64, 4, 4), torch.randn(1, 64, 4, 4))
+
+
+@pytest.mark.parametrize("norm", ["gn", "in", "ln"])
+def test_empty_batch(norm: str) -> None:
+    x = torch.empty(0, 64, 4, 4)
+    assert normed_relu(cn.create_norm(norm, 64), x, x).shape == x.shape
+
+
+class Doubled(cn.GroupNorm2d):
+    """A layer of a user, whose ``forward`` takes the input alone."""
+
+    def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * super().forward(input)
+
+
+def test_subclass_with_its_own_forward() -> None:
+    torch.manual_seed(0)
+    x, residual = torch.randn(2, 3, 64, 4, 4)
+    layer = Doubled(64)
+    assert not layer.fuses_relu
+    assert torch.equal(normed_relu(layer, x, residual), (2 * cn.GroupNorm2d(64)(x) + residual).relu())
+
+
+def test_compiled_without_graph_break() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layer = cn.create_norm("gn", 64)
+    x, residual = torch.randn(2, 3, 64, 4, 4)
+    compiled = torch.compile(lambda x, r: normed_relu(layer, x, r), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, residual), normed_relu(layer, x, residual))
