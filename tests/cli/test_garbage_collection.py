@@ -97,7 +97,7 @@ INITIALIZED = ("initialize", 0)
 
 
 @pytest.mark.parametrize(
-    ("device", "elsewhere", "result", "calls"),
+    ("device", "in_workers", "result", "calls"),
     [
         (None, False, 0, []),
         ("cpu", False, 0, []),
@@ -106,17 +106,29 @@ INITIALIZED = ("initialize", 0)
         ("cuda:3", False, 0, [INITIALIZED]),
         ("cuda", True, 0, [INITIALIZED]),
         ("cuda", False, 999, [INITIALIZED]),
+        ("cuda:x", False, 0, [INITIALIZED]),
+        ("cuda:0:1", False, 0, [INITIALIZED]),
     ],
-    ids=["default", "cpu", "first GPU", "third GPU", "no such GPU", "GPU of other processes", "driver error"],
+    ids=[
+        "default",
+        "cpu",
+        "first GPU",
+        "third GPU",
+        "no such GPU",
+        "workers",
+        "driver error",
+        "no index",
+        "two indices",
+    ],
 )
 def test_gpu_is_initialized_during_the_import(
-    device: str | None, elsewhere: bool, result: int, calls: list[object], monkeypatch: pytest.MonkeyPatch
+    device: str | None, in_workers: bool, result: int, calls: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver(result)
     monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     before = threading.enumerate()
-    with importing_torch(device, elsewhere):
+    with importing_torch(device, in_workers):
         for thread in set(threading.enumerate()) - set(before):
             thread.join()
     assert driver.calls == calls

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from contnorm import WSGroupNorm2d, convert_norm
+from contnorm import WSGroupNorm2d, convert_norm, create_norm
 from contnorm.bench.models.resnet import ResNet18
 from contnorm.convert.standardization import standardize_convolutions
+from contnorm.layers.activation import normed_relu
 from contnorm.layers.weight_standardization import is_standardized
 from tests.convert.test_activations import Block, images, sequence
 
@@ -91,3 +92,22 @@ def test_all_convolutions_of_a_network_of_the_bench() -> None:
     assert list(network.state_dict()) == plain
     convert_norm(network, "bn")
     assert not any(map(is_standardized, convolutions))
+
+
+class ConvolvedShortcut(nn.Module):
+    """Adds the output of a convolution without a norm to that of a norm."""
+
+    def __init__(self, norm: str) -> None:
+        super().__init__()
+        self.conv, self.short = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1)
+        self.norm = create_norm(norm, 8, **({} if norm == "bn" else {"num_groups": 2}))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normed_relu(self.norm, self.conv(x), self.short(x))
+
+
+@pytest.mark.parametrize("norm", ["bn", "gn", "cn"])
+def test_convolution_of_a_shortcut_is_not_standardized(norm: str) -> None:
+    model = ConvolvedShortcut(norm)
+    convert_norm(model, "gn_ws", num_groups=2, example_input=images())
+    assert is_standardized(model.conv) and not is_standardized(model.short)

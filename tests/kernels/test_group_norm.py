@@ -247,7 +247,7 @@ def test_parameter_gradients_are_summed_over_samples(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group_step, "MANY", many)
+    monkeypatch.setattr(group_step, "MANY_SAMPLES", many)
     tensors = inputs((samples, 34, 17, (2,)), device)
     types = {"x": torch.float32, "weight": weight_type, "bias": bias_type}
     leaves = [None if d is None else tensors[name].to(d).requires_grad_() for name, d in types.items()]
@@ -343,6 +343,16 @@ def test_double_backward_through_relu(device: torch.device) -> None:
     for actual, expected in zip(twice(False), twice(True), strict=True):
         # As in `test_double_backward`.
         assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
+
+
+def test_double_backward_of_the_residual_alone(device: torch.device) -> None:
+    tensors = inputs((2, 6, 3, (4,)), device)
+    residual, dy = tensors["dy"].roll(1, 0).requires_grad_(), tensors["dy"].requires_grad_()
+    y = group_step.group_step(tensors["x"], None, None, EPS, 3, torch.float32, residual, True)
+    (first,) = torch.autograd.grad(y, [residual], dy, create_graph=True)
+    assert torch.equal(first, torch.where(y > 0, dy, 0.0))
+    (second,) = torch.autograd.grad(first.sum(), [dy])
+    assert torch.equal(second, (y > 0).float())
 
 
 # --- large values -----------------------------------------------------------------------------------------------
@@ -638,7 +648,7 @@ def test_tiles_of_small_maps_have_many_channels(groups: int | None) -> None:
     for c, length in ((64, 1024), (64, 256), (128, 64), (256, 16), (512, 4)):
         tile = choose_tile(Sizes(20, c, length, groups or c, True, 4))
         assert tile.whole and tile.positions == length and tile.lanes * tile.blocks == c
-        assert tile.lanes >= group_step.RUN or 2 * tile.lanes * length > group_step.LARGE
+        assert tile.lanes >= group_step.TWO_SECTORS or 2 * tile.lanes * length > group_step.LARGE
         assert tile.lanes >= group_step.SECTOR and tile.lanes * length >= group_step.SMALL
 
 

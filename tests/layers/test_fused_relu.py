@@ -59,3 +59,31 @@ def test_compiled_without_graph_break() -> None:
     x, residual = torch.randn(2, 3, 64, 4, 4)
     compiled = torch.compile(lambda x, r: normed_relu(layer, x, r), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, residual), normed_relu(layer, x, residual))
+
+
+@pytest.mark.parametrize("norm", FUSED)
+def test_pre_hook_replaces_the_input_and_keeps_the_residual(norm: str) -> None:
+    torch.manual_seed(0)
+    layer = cn.create_norm(norm, 64)
+    x, residual = torch.randn(2, 3, 64, 4, 4)
+    expected = (layer(-x) + residual).relu()
+    layer.register_forward_pre_hook(lambda _, args: (-args[0],))
+    assert torch.equal(normed_relu(layer, x, residual), expected)
+
+
+@pytest.mark.parametrize("norm", FUSED)
+def test_forward_hook_gets_the_output_of_the_norm(norm: str) -> None:
+    torch.manual_seed(0)
+    layer = cn.create_norm(norm, 64)
+    x, residual = torch.randn(2, 3, 64, 4, 4)
+    plain, seen = layer(x), []
+    layer.register_forward_hook(lambda _, __, output: seen.append(output))
+    assert torch.equal(normed_relu(layer, x, residual), (plain + residual).relu())
+    assert torch.equal(seen[0], plain)
+
+
+def test_replaced_forward_of_a_layer() -> None:
+    x, residual = torch.randn(2, 3, 64, 4, 4, generator=torch.Generator().manual_seed(0))
+    layer = cn.create_norm("gn", 64)
+    layer.forward = lambda x: 2 * x  # type: ignore[method-assign]
+    assert torch.equal(normed_relu(layer, x, residual), (2 * x + residual).relu())

@@ -7,18 +7,18 @@ import os
 __all__ = ["request_hardware_queues"]
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-MOST = 32  # that a GPU has; the driver uses 8 of them unless it is told otherwise
+QUEUES = 32  # the most that a GPU has; the driver uses 8 of them unless it is told otherwise
 
 
 def request_hardware_queues() -> None:
     """Let the CUDA driver use all hardware queues, unless the environment variable has a value already.
 
-    Every run in a CUDA graph has two streams, and kernels of streams that share a queue wait for each other. The driver
-    reads the variable when it is initialized; afterwards this has no effect in this process.
+    Runs in a CUDA graph have one or two streams each, and kernels of streams that share a queue wait for each other.
+    The driver reads the variable when it is initialized; afterwards this has no effect in this process.
 
     Example:
         >>> request_hardware_queues()
         >>> int(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]) > 0
         True
     """
-    os.environ.setdefault(VARIABLE, str(MOST))
+    os.environ.setdefault(VARIABLE, str(QUEUES))

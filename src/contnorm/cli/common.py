@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -99,21 +100,21 @@ def collection_paused() -> Iterator[None]:
 
 
 @contextmanager
-def importing_torch(device: str | None = None, elsewhere: bool = False) -> Iterator[None]:
+def importing_torch(device: str | None = None, in_workers: bool = False) -> Iterator[None]:
     """Context for the first import of torch; exempts the imported objects from garbage collection.
 
     They are never freed. The collector would scan them several times during the import and again during a run.
 
     Args:
         device: The device that will be used. A GPU is initialized during the import.
-        elsewhere: Whether other processes will use the GPU instead of this one.
+        in_workers: Whether worker processes will use GPUs, and this process none.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return
     if device is not None and device.startswith("cuda"):
         request_hardware_queues()
-        index = None if elsewhere else int(device.partition(":")[2] or 0)
+        index = None if in_workers else _index_of(device)
         threading.Thread(target=_initialize_gpu, args=(index,), name="contnorm-cuda", daemon=True).start()
     gc.disable()
     try:
@@ -121,6 +122,12 @@ def importing_torch(device: str | None = None, elsewhere: bool = False) -> Itera
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _index_of(device: str) -> int | None:
+    """Return the index of a GPU by its name; None for a name that is refused later."""
+    index = device.partition(":")[2] or "0"
+    return int(index) if re.fullmatch("[0-9]{1,3}", index) else None
 
 
 def _initialize_gpu(index: int | None) -> None:

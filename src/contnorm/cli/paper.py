@@ -111,7 +111,7 @@ def paper(
     check_seeds(RUNS if seeds is None else seeds)
     if max_seeds is not None and not until_decided:
         raise UserError(f"--max-seeds {max_seeds}: is the limit of --until-decided. Add that option, or use --seeds.")
-    with importing_torch(device, elsewhere=bool(devices or launcher)):
+    with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
         options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
     if list_ or not recipe:

@@ -151,7 +151,7 @@ def run(
     defaults = {key: value for key, value in flags.items() if value is not None}
     values = collect_settings(defaults, config, typed, set_ or [])
     named = code_files(nest_settings([*typed, *parse_assignments(set_ or [])]))
-    with importing_torch(device, elsewhere=bool(devices or launcher)):
+    with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
         options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing, where, devices)
     with only_trusted(
@@ -205,7 +205,7 @@ def resume(
     launcher_set: LauncherSettings = None,
 ) -> None:
     """Resume all interrupted runs under a folder, bit-exactly."""
-    with importing_torch(device, elsewhere=bool(devices or launcher)):
+    with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
         options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
     trusted = check_files(trust_code or [])

@@ -173,7 +173,7 @@ def sweep(
         config,
     )
     check_seeds(seeds)
-    with importing_torch(device, elsewhere=bool(devices or launcher)):
+    with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
         options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
     names = [_AXIS_OF_FLAG.get(name.strip(), name.strip()) for name in by.split(",")]

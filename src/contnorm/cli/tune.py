@@ -131,7 +131,7 @@ def tune(
     """Choose the best learning rate (or another setting) of each norm, using only validation data."""
     check_seeds(seeds)
     refinement = _refinement(refine)
-    with importing_torch(device, elsewhere=bool(devices or launcher)):
+    with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
         options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
     if recipe is not None:

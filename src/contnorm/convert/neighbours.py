@@ -224,9 +224,9 @@ class _Recorder(TorchFunctionMode):
     def _before_norm(self, norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         neighbours = self.of[norm]
         neighbours.knows_before = neighbours.knows_after = True
-        for x in _tensors((args, kwargs)):
-            if id(x) in self.convolved and (source := self.convolved[id(x)][1]) not in neighbours.convolutions:
-                neighbours.convolutions.append(source)
+        x = next(_tensors((args, kwargs)), None)  # not the residual, which a norm may also take
+        if id(x) in self.convolved and (source := self.convolved[id(x)][1]) not in neighbours.convolutions:
+            neighbours.convolutions.append(source)
 
     def _after_norm(self, norm: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor):

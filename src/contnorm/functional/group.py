@@ -103,6 +103,8 @@ def instance_norm(
 ) -> Tensor:
     """Instance normalization: normalizes each channel of each sample alone, so it needs more than one position.
 
+    ``residual`` and ``relu`` are as in `group_norm`.
+
     Example:
         >>> instance_norm(torch.tensor([[[0.0, 2.0], [5.0, 5.5]]]), eps=1e-12)
         tensor([[[-1.,  1.],
@@ -128,6 +130,8 @@ def layer_norm(
     caller: str = "layer_norm",
 ) -> Tensor:
     """Layer normalization over channels and positions; weight and bias are per channel.
+
+    ``residual`` and ``relu`` are as in `group_norm`.
 
     Example:
         >>> layer_norm(torch.tensor([[0.0, 2.0]]), eps=1e-12)

@@ -119,7 +119,8 @@ _observers: list[_Observer] = []
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """``relu(norm(x) + residual)``; a norm that contains an activation replaces the ReLU if there is no residual.
 
-    Continual, group, instance and layer norm compute it in a fused kernel if one is available.
+    Continual, group, instance and layer norm compute it in a fused kernel if one is available, unless they have forward
+    hooks, which get the output of the norm.
 
     Example:
         >>> normed_relu(nn.Identity(), torch.tensor([-1.0, 1.0]), torch.tensor([3.0, -5.0]))
@@ -127,13 +128,18 @@ def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> T
     """
     for observer in _observers:
         observer(norm, residual is None)
-    if isinstance(norm, NormLayer) and norm.fuses_relu:
-        y: Tensor = norm(x, residual, relu=True)
-        return y
-    y = norm(x)
+    if _can_fuse(norm):
+        fused: Tensor = norm(x, residual=residual, relu=True)  # by keyword: a pre-hook may replace what is positional
+        return fused
+    y: Tensor = norm(x)
     if residual is None:
         return y if isinstance(norm, ActivationNorm) and norm.apply_act else F.relu(y)
     return F.relu(y + residual)
+
+
+def _can_fuse(norm: nn.Module) -> bool:
+    """Whether the norm takes a residual, and nobody has replaced its forward pass or looks at its output."""
+    return isinstance(norm, NormLayer) and norm.fuses_relu and "forward" not in vars(norm) and not norm._forward_hooks
 
 
 def linear_norm(norm: nn.Module) -> nn.Module:

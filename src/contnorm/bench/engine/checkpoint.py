@@ -33,7 +33,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from contnorm.atomic_files import write_atomically
-from contnorm.bench.streams.image_store import copying_stream
+from contnorm.bench.cuda_streams import copying_stream
 from contnorm.errors import UserError
 from contnorm.model_files import differences_from_file, file_metadata, sort_metadata
 

@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 
+from contnorm.bench.cuda_streams import has_side_streams, side_stream, training_stream
 from contnorm.bench.engine.code_state import CodeState
 from contnorm.bench.engine.evaluate import evaluation_batch
 from contnorm.bench.engine.step_tensors import StepTable, stretch_end
@@ -37,8 +38,7 @@ WARM_UP = 1  # eager steps before a capture: they initialize libraries, load ker
 USER_WARM_UP = 3  # with user code, whose later steps may do what the first does not
 ASK_EVERY = 0.5  # seconds between two calls of ``stop``
 SHORT = 24  # stretches of fewer steps are not worth a capture
-MOST_WITH_SIDE_STREAMS = 8  # trainers; with ten of them, and so twenty streams, a step took 20 % longer
-HIGH_PRIORITY, LOW_PRIORITY = -1, 0  # of CUDA streams
+MOST_WITH_SIDE_STREAMS = 8  # trainers; ten were 20 % slower with them, and sixteen 2 % faster
 
 
 class Stepper(Protocol):
@@ -81,13 +81,13 @@ class _GraphStepper:
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self.trainers = list(trainers)
         compile_kernels(self.trainers)
-        # Kernels of side streams only take what is free: without the priority, five trainers were slower with them.
-        self.streams = [_new_stream(trainer, HIGH_PRIORITY) for trainer in trainers]
+        self.streams = [training_stream(trainer.device) for trainer in trainers]
+        few = len(self.trainers) <= MOST_WITH_SIDE_STREAMS and has_side_streams()
         for trainer in self.trainers:
             # Autograd does not return the gradients of that stream, so a user's strategy could not call
             # torch.autograd.grad.
-            used = len(self.trainers) <= MOST_WITH_SIDE_STREAMS and not trainer.has_user_strategy
-            trainer.side_stream = SideStream(_new_stream(trainer, LOW_PRIORITY)) if used else None
+            used = few and not trainer.has_user_strategy
+            trainer.side_stream = SideStream(side_stream(trainer.device)) if used else None
         self.cursor = torch.zeros(1, dtype=torch.int64, device=trainers[0].device)
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
         self.rows: list[StepTable] = []
@@ -205,10 +205,6 @@ class _GraphStepper:
                 raise
             raise with_user_code[0].user_code.capture_error(error) from error
         return graph
-
-
-def _new_stream(trainer: Trainer, priority: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(trainer.device, priority=priority)  # type: ignore[no-untyped-call]
 
 
 def _renew_generator(state: torch.Tensor) -> None:

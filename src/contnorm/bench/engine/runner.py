@@ -59,7 +59,7 @@ class JobRunner:
     def run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         """Run jobs; those that can share a CUDA graph run together."""
         if self.environment.device.type != "cpu":
-            request_hardware_queues()  # for a worker process, which finds no device by its name
+            request_hardware_queues()  # here for worker processes: in this one, `find_device` did
         with current_device(self.environment.device), _short_turns(self.environment.device):
             yield from self._run(jobs, stop)
 

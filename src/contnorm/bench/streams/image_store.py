@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from contnorm.bench.cuda_streams import copying_stream
 from contnorm.bench.data.dataset import Images
 from contnorm.bench.data.registry import Source
 
-__all__ = ["DeviceImages", "ImageFeed", "PrefetchedFeed", "SplitImages", "copying_stream"]
+__all__ = ["DeviceImages", "ImageFeed", "PrefetchedFeed", "SplitImages"]
 
 Indices = NDArray[np.int64]
 SHARE = 0.5  # fraction of a GPU's free memory that images may use; the rest is for networks
@@ -161,13 +162,3 @@ class PrefetchedFeed(ImageFeed):
 def _pinned(x: Tensor, device: torch.device) -> Tensor:
     """Pin the memory of a tensor if the device is a GPU, for faster copies."""
     return x.pin_memory() if device.type == "cuda" else x
-
-
-def copying_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a CUDA stream that no trainer uses.
-
-    PyTorch has a pool of 32 streams per priority and assigns them round-robin: the 33rd request returns the first one
-    again. A copy on a stream from which a CUDA graph is being captured would invalidate the capture. Trainers use the
-    default priority, and copies use another one.
-    """
-    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

@@ -75,6 +75,8 @@ def torch_gradients(
         >>> torch_gradients(torch.square, torch.tensor(1.0), [x], [True])[0]
         tensor(6., grad_fn=...)
     """
+    if not any(needed):
+        return (None,) * len(arguments)
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         # A view of each argument, at which its gradient stops: one argument may depend on another (x may depend on a

@@ -23,10 +23,10 @@ from contnorm.kernels.triton.launcher import launch, on_device_of
 __all__ = ["ShiftedInput", "batch_then_group_norm", "group_step", "subtract_channel_pivot"]
 
 BLOCK = 1024
-SECTOR = 8  # minimum number of adjacent channels in channels_last layout: 32 bytes of float32
-RUN = 16  # the same if a tile can have all positions of so many channels
+SECTOR = 8  # fewest adjacent channels of a tile in channels_last layout: 32 bytes of float32
+TWO_SECTORS = 16  # fewest adjacent channels if the tile still has all positions
 SMALL, LARGE = 512, 8192  # values of a tile: at least, by several groups side by side, and at most
-MANY = 1024  # samples above which torch sums parameter gradients: it splits a long sum over several programs
+MANY_SAMPLES = 1024  # above it torch sums parameter gradients: it splits a long sum over several programs
 
 
 class ShiftedInput(NamedTuple):
@@ -63,7 +63,7 @@ def choose_tile(sizes: Sizes) -> Tile:
     group = power(c // groups)
     lanes, positions = max(group, SECTOR if last else 1), power(length)
     while lanes < group * groups and (
-        lanes * positions < SMALL or (last and lanes < RUN and 2 * lanes * positions <= LARGE)
+        lanes * positions < SMALL or (last and lanes < TWO_SECTORS and 2 * lanes * positions <= LARGE)
     ):
         lanes *= 2
     positions = max(1, min(positions, LARGE // lanes))
@@ -143,7 +143,7 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 def _sum_over_samples(part: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, ...]:
     """Return the gradients of the parameters, in their dtypes."""
     _, n, c = part.shape
-    if n > MANY:
+    if n > MANY_SAMPLES:
         return tuple(None if p is None else d.to(p.dtype) for p, d in zip((weight, bias), part.sum(1), strict=True))
     grads = [None if p is None else torch.empty(c, dtype=p.dtype, device=part.device) for p in (weight, bias)]
     rows, lanes = (32, 32) if n <= 32 else (128, 8)
