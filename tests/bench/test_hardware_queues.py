@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +11,7 @@ import torch
 from contnorm.bench.api.execution import find_device
 from contnorm.bench.hardware_queues import VARIABLE, request_hardware_queues
 from contnorm.cli.common import importing_torch
+from tests.cli.test_garbage_collection import import_torch_with
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +33,7 @@ def test_queues_are_requested_before_the_driver_is_initialized(monkeypatch: pyte
         seen.append(os.environ.get(VARIABLE))
         return True
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(cuInit=note))
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    before = threading.enumerate()
-    with importing_torch("cuda"):
-        for thread in set(threading.enumerate()) - set(before):
-            thread.join()
+    import_torch_with(SimpleNamespace(cuInit=note), "cuda", monkeypatch)
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr(torch.cuda, "is_available", note)
     assert find_device("cuda").type == "cuda"

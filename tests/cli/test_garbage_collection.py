@@ -93,6 +93,18 @@ class Driver:
         return 0
 
 
+def import_torch_with(
+    driver: object, device: str | None, monkeypatch: pytest.MonkeyPatch, in_workers: bool = False
+) -> None:
+    """Enter the context of the first import with this driver, and wait for the thread that it starts."""
+    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    before = threading.enumerate()
+    with importing_torch(device, in_workers):
+        for thread in set(threading.enumerate()) - set(before):
+            thread.join()
+
+
 INITIALIZED = ("initialize", 0)
 
 
@@ -125,22 +137,20 @@ def test_gpu_is_initialized_during_the_import(
     device: str | None, in_workers: bool, result: int, calls: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver(result)
-    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    before = threading.enumerate()
-    with importing_torch(device, in_workers):
-        for thread in set(threading.enumerate()) - set(before):
-            thread.join()
+    import_torch_with(driver, device, monkeypatch, in_workers)
     assert driver.calls == calls
 
 
 def test_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", _no_library)
+    asked: list[str] = []
+
+    def no_library(name: str) -> None:
+        asked.append(name)
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
     common._initialize_gpu(0)
-
-
-def _no_library(name: str) -> None:
-    raise OSError(name)
+    assert asked == ["libcuda.so.1"]
 
 
 def test_exit_skips_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
