@@ -117,6 +117,27 @@ def test_graph_uses_frozen_moments(root: Path, source: Source, norm: str) -> Non
         assert frozen and all(torch.equal(t, together[0].state()[name]) for name, t in frozen.items())
 
 
+@pytest.mark.parametrize("case", CASES[1:4], ids=["-".join(case) for case in CASES[1:4]])
+def test_one_graph_serves_all_stretches_of_a_shape(root: Path, source: Source, case: tuple[str, str, str]) -> None:
+    """The smaller last batch of the second task runs without a graph; the third task has the shape of the second.
+
+    The second task is captured in its sixth step, so the third has more steps than the graph has rows.
+    """
+    config = settings(root, *case)
+    with numerics(config.train):
+        (lane,), (stepped,) = (lanes_of(config, source, range(1)) for _ in range(2))
+        begin, steps = lane.plan.ends[0] + 5, len(lane.plan.steps)
+        for trainer, until in ((lane, begin), (stepped, steps)):
+            for _ in range(until):
+                trainer.step()
+        stepper: Any = stepper_for([lane])
+        stepper.advance(lane.plan.ends[1] - begin)
+        graph = stepper.last_captured.graph
+        stepper.advance(steps - lane.done)
+        assert stepper.last_captured.graph is graph
+        assert same(lane, stepped)
+
+
 @pytest.mark.parametrize("case", CASES[:3], ids=["-".join(case) for case in CASES[:3]])
 def test_prefetched_images_give_the_same_bits(
     root: Path, source: Source, case: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch

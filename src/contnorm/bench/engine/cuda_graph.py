@@ -4,8 +4,9 @@ The graph contains one step of every trainer, from the gather of its samples to 
 stream and, if there are few of them, a second one for weight gradients. The index of the current step is a tensor on
 the device that the graph itself increments, so a replay needs nothing from the host. A graph serves a stretch:
 consecutive steps of the same shape. A smaller last batch, or a memory that is not full yet, ends a stretch, and so do
-hooks at task boundaries and frozen moments. Short stretches run without a graph. The number of trainers that run
-together does not change the result of any of them.
+hooks at task boundaries and frozen moments. Short stretches run without a graph. If a later stretch has the shape of
+the last captured one, as after the smaller last batch of each task, its graph is replayed again. The number of trainers
+that run together does not change the result of any of them.
 
 A replay executes no Python. User code whose steps change Python state, draw random numbers or copy values to the host
 is therefore refused; with ``train.graph=off`` every step runs in Python.
@@ -15,8 +16,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -77,6 +78,14 @@ class _EagerStepper:
         """Nothing is captured."""
 
 
+class _Captured(NamedTuple):
+    """A captured step: its graph, the tables of rows that the graph reads, and the shape of the steps it serves."""
+
+    graph: torch.cuda.CUDAGraph
+    rows: list[StepTable]
+    shape: Hashable
+
+
 class _GraphStepper:
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self.trainers = list(trainers)
@@ -92,7 +101,9 @@ class _GraphStepper:
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
         self.rows: list[StepTable] = []
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.warm_up = USER_WARM_UP if any(trainer.has_user_code for trainer in trainers) else WARM_UP
+        self.last_captured: _Captured | None = None
+        self.has_user_code = any(trainer.has_user_code for trainer in trainers)
+        self.warm_up = USER_WARM_UP if self.has_user_code else WARM_UP
         self.before: list[CodeState] = []  # of user code at the start of the stretch, for each trainer
         self.start = self.end = -1  # first and end step of the stretch that the graph is for
         self.first = self.last = -1  # first and end step whose rows are on the device
@@ -116,17 +127,27 @@ class _GraphStepper:
         self.start, self.end = done, min(_stretch_end(trainer, done) for trainer in self.trainers)
         self.graph, self.rows = None, []
         self.before = [trainer.step_state() for trainer in self.trainers]
+        captured = self.last_captured
+        if captured is not None and captured.shape == self._shape():
+            self.graph, self.rows = captured.graph, captured.rows
+
+    def _shape(self) -> Hashable:
+        """Return what distinguishes the steps of this stretch from others that need a graph of their own."""
+        return tuple(
+            (trainer.plan.steps[self.start].sizes, _is_frozen(trainer, self.start)) for trainer in self.trainers
+        )
 
     def reset(self) -> None:
-        self.graph, self.rows = None, []
+        self.graph, self.rows, self.last_captured = None, [], None
         self.start = self.end = self.first = self.last = -1
 
     def _load_rows(self, done: int) -> None:
-        self.first, self.last = done, min(trainer.feed.reach(done, self.end) for trainer in self.trainers)
+        end = self.end if not self.rows else min(self.end, done + len(self.rows[0].table))
+        self.first, self.last = done, min(trainer.feed.reach(done, end) for trainer in self.trainers)
         rows = self._new_rows()
         if not self.rows:
             self.rows = rows
-        else:  # later rows of the same stretch, which is longer than the feed's window; the graph reads these tensors
+        else:  # later rows of the stretch, or of a later stretch with this graph, which reads these tensors
             for current, new in zip(self.rows, rows, strict=True):
                 current.overwrite(new)
 
@@ -149,7 +170,10 @@ class _GraphStepper:
             if self.graph is None and eager_steps == min(self.warm_up, self.end - self.start - 1):
                 self._check_steps()
             if self.graph is None and eager_steps >= self.warm_up and self.end - self.start >= SHORT:
+                self.last_captured = None  # frees its memory before the capture
                 self.graph = self._capture()
+                if not self.has_user_code:  # whose steps are checked again in every stretch
+                    self.last_captured = _Captured(self.graph, self.rows, self._shape())
             if self.graph is None:
                 self._step_all_lanes()
             else:
@@ -221,6 +245,10 @@ def _stretch_end(trainer: Trainer, done: int) -> int:
     """Return the end of the stretch of steps from a step on: the same shape, and moments frozen or not."""
     end, freeze_step = stretch_end(trainer.plan.steps, done), trainer.freeze_step
     return end if freeze_step is None or done >= freeze_step else min(end, freeze_step)
+
+
+def _is_frozen(trainer: Trainer, step: int) -> bool:
+    return trainer.freeze_step is not None and step >= trainer.freeze_step
 
 
 def compile_kernels(trainers: Sequence[Trainer]) -> None:
