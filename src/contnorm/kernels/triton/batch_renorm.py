@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -217,5 +218,6 @@ def _launch_limits(
         launch(_device_code().renorm_limits, (1,), counter, *limits, *map(float, numbers), num_warps=1)
 
 
+@cache  # looking up an imported module takes longer than the arguments of a launch
 def _device_code() -> Any:
     return import_module("contnorm.kernels.triton.batch_renorm_device")

@@ -14,6 +14,7 @@ second.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -207,5 +208,6 @@ def write_row_moments(x: Tensor, table: Tensor, sizes: Sizes) -> None:
     launch_over_rows(_device_code().moments, sizes, x, table)
 
 
+@cache  # looking up an imported module takes longer than the arguments of a launch
 def _device_code() -> Any:
     return import_module("contnorm.kernels.triton.row_moments_device")

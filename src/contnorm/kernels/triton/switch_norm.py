@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -193,5 +194,6 @@ def backward(
     return dx, dweight, dbias, dmean, dvar, dy if needs_residual and y is None else dresidual
 
 
+@cache  # looking up an imported module takes longer than the arguments of a launch
 def _device_code() -> Any:
     return import_module("contnorm.kernels.triton.switch_norm_device")
