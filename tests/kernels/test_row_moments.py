@@ -16,6 +16,7 @@ from contnorm import BatchRenorm1d, BatchRenorm2d, SwitchNorm1d, SwitchNorm2d
 from contnorm.functional import batch_renorm, switch_norm
 from contnorm.kernels.triton import availability, row_moments
 from contnorm.kernels.triton import switch_norm as switch_norm_launcher
+from contnorm.kernels.triton.launcher import recording
 from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -80,6 +81,7 @@ def inputs(shape: Shape, device: torch.device, dtype: torch.dtype = torch.float3
 
 def call(norm: str, tensors: dict[str, Any], training: bool, **options: Any) -> Tensor:
     moments = tensors.get("running_mean"), tensors.get("running_var")
+    options["residual"] = tensors.get("residual")
     if norm == "brn":  # limits that some channels reach and others don't
         limits = {"r_max": 1.5, "d_max": 0.8, **options}
         return batch_renorm(tensors["x"], *moments, tensors.get("weight"), tensors.get("bias"), training, **limits)
@@ -88,7 +90,7 @@ def call(norm: str, tensors: dict[str, Any], training: bool, **options: Any) -> 
 
 
 def leaves_of(norm: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    wanted = {"x", *PARAMETERS[norm]}
+    wanted = {"x", "residual", *PARAMETERS[norm]}
     return {name: t.detach().clone().requires_grad_(name in wanted) for name, t in tensors.items()}
 
 
@@ -108,6 +110,13 @@ def results(norm: str, tensors: dict[str, Tensor], training: bool = True, **opti
 
 def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.double() for name, t in tensors.items()}
+
+
+def with_residual(norm: str, tensors: dict[str, Tensor], training: bool) -> dict[str, Tensor]:
+    """With a residual, and a gradient that is zero where rounding could change the sign of the output."""
+    tensors = tensors | {"residual": tensors["dy"].flip(0) * 0.7}
+    y = call(norm, wide(tensors), training, momentum=0.0)
+    return tensors | {"dy": tensors["dy"].masked_fill(y.abs() < 1e-4, 0.0)}
 
 
 def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT32) -> None:
@@ -194,6 +203,97 @@ def test_half_precision_is_rounded_once(norm: str, dtype: torch.dtype, whole: bo
         agree(actual, expected, torch.finfo(dtype).eps)  # one rounding of each result to its type
 
 
+# --- residual and ReLU ------------------------------------------------------------------------------------------
+
+
+@every_mode
+@pytest.mark.parametrize("is_last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("shape", [(3, 19, (3, 3)), (2, 5, (9, 31))], ids=str)
+@every_norm
+@pytest.mark.usefixtures("small_blocks")
+def test_residual_and_relu_are_exact(
+    norm: str, shape: Shape, is_last: bool, training: bool, device: torch.device
+) -> None:
+    tensors = with_residual(norm, inputs(shape, device), training)
+    if is_last:
+        tensors |= {name: last(tensors[name]) for name in ("x", "dy")}  # not the residual
+    compare(norm, tensors, training, relu=True)
+    compare(norm, tensors, training)
+    y = results(norm, tensors, training, relu=True)["y"]
+    assert 0.2 < (y == 0).double().mean() < 0.8
+
+
+@every_norm
+def test_relu_without_residual_equals_a_separate_relu(norm: str, device: torch.device) -> None:
+    tensors = inputs((3, 5, (4, 3)), device)
+    plain = call(norm, leaves_of(norm, tensors), True)
+    leaves = leaves_of(norm, tensors)
+    y = call(norm, leaves, True, relu=True)
+    assert torch.equal(y, plain.relu())
+    y.backward(tensors["dy"])
+    cut = results(norm, tensors | {"dy": tensors["dy"].masked_fill(plain <= 0, 0.0)})
+    for name in ("x", *PARAMETERS[norm]):
+        assert torch.equal(leaves[name].grad, cut[f"d{name}"]), name  # type: ignore[arg-type]
+
+
+@every_norm
+def test_gradient_of_the_residual_is_that_before_the_relu(norm: str, device: torch.device) -> None:
+    tensors = inputs((3, 5, (4, 3)), device)
+    tensors["residual"] = tensors["dy"].flip(0)
+    result = results(norm, tensors, relu=True)
+    assert torch.equal(result["dresidual"], tensors["dy"].masked_fill(result["y"] <= 0, 0.0))
+    assert torch.equal(results(norm, tensors)["dresidual"], tensors["dy"])
+    for name, value in results(norm, tensors, relu=True).items():
+        assert torch.equal(value, result[name]), name
+    # The gradients of the others have the same bits if the residual needs no gradient, for which nothing is written.
+    leaves = leaves_of(norm, tensors) | {"residual": tensors["residual"]}
+    y = call(norm, leaves, True, relu=True)
+    with recording() as launches:
+        y.backward(tensors["dy"])
+    written = {id(t) for each in launches for t in each.args if isinstance(t, Tensor) and t.shape == y.shape}
+    assert len(written) == 4  # x, dy, y and dx
+    for name in ("x", *PARAMETERS[norm]):
+        assert torch.equal(leaves[name].grad, result[f"d{name}"]), name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@every_norm
+def test_half_precision_with_residual_and_relu_is_rounded_once(
+    norm: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    tensors = with_residual(norm, inputs((2, 5, (3, 3)), device, dtype), True)
+    actual, expected = results(norm, tensors, relu=True), results(norm, wide(tensors), relu=True)
+    assert all(value.dtype == dtype for value in actual.values())
+    agree(actual, expected, torch.finfo(dtype).eps)
+
+
+@every_norm
+def test_relu_keeps_nan(norm: str, device: torch.device) -> None:
+    tensors = inputs((3, 4, (5,)), device)
+    tensors["residual"] = tensors["dy"].flip(0)
+    tensors["residual"][1, 2, 3] = float("nan")
+    result = results(norm, tensors, relu=True)
+    assert result["y"].isnan().sum() == 1 and result["y"][1, 2, 3].isnan()
+    assert result["dresidual"][1, 2, 3] == tensors["dy"][1, 2, 3]  # as torch's ReLU does
+
+
+@every_mode
+@every_norm
+def test_residual_of_any_layout(norm: str, training: bool, device: torch.device) -> None:
+    tensors = inputs((3, 4, (6, 2)), device)
+    whole = tensors["dy"].flip(0).repeat_interleave(2, 2)
+    for is_last in (False, True):
+        if is_last:
+            tensors["x"] = last(tensors["x"])
+        for residual in (whole[:, :, ::2], whole[:, :, :1].expand(-1, -1, 6, -1), last(whole[:, :, ::2])):
+            expected = call(norm, tensors | {"residual": residual.contiguous()}, training, relu=True, momentum=0.0)
+            leaf = residual.detach().requires_grad_()
+            y = call(norm, tensors | {"residual": leaf}, training, relu=True, momentum=0.0)
+            assert taken(y) and torch.equal(y, expected) and y.stride() == tensors["x"].stride()
+            y.backward(tensors["dy"])
+            assert torch.equal(leaf.grad, tensors["dy"].masked_fill(y <= 0, 0.0))  # type: ignore[arg-type]
+
+
 # --- large values -----------------------------------------------------------------------------------------------
 
 
@@ -273,6 +373,16 @@ def test_saved_for_backward_is_input_and_tables(norm: str, device: torch.device)
         call(norm, leaves, True)
     there = {t.data_ptr() for t in leaves.values()}
     assert sum(t.numel() for t in saved if t.data_ptr() not in there) <= 2 * (n * c + n + c)
+    saved.clear()
+    residual = leaves["dy"].clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        call(norm, leaves | {"residual": residual}, True)
+        added = len(saved)
+        y = call(norm, leaves | {"residual": residual}, True, relu=True)
+    assert residual.data_ptr() not in {t.data_ptr() for t in saved}
+    large = [t.data_ptr() for t in saved if t.numel() == y.numel()]
+    assert large[:1] == [leaves["x"].data_ptr()] and set(large[1:]) == {leaves["x"].data_ptr(), y.data_ptr()}
+    assert len(saved) == 2 * added + 1  # the output, for the sign
 
 
 @every_norm
@@ -290,17 +400,20 @@ def test_moments_may_change_between_evaluation_and_backward(norm: str, device: t
 # --- double backward, batched gradients -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("relu", [False, True], ids=["", "residual and relu"])
 @every_mode
 @every_norm
-def test_double_backward(norm: str, training: bool, device: torch.device) -> None:
+def test_double_backward(norm: str, training: bool, relu: bool, device: torch.device) -> None:
     tensors = inputs((3, 4, (3, 2)), device)
+    if relu:
+        tensors["residual"] = tensors["dy"].flip(0)
     push = torch.randn(tensors["x"].shape, generator=torch.Generator().manual_seed(9)).to(device)
 
     def twice(tensors: dict[str, Tensor]) -> list[Tensor]:
         leaves = leaves_of(norm, tensors)
         leaves["dy"].requires_grad_()
-        y = call(norm, leaves, training, momentum=0.0)
-        names = ["x", *PARAMETERS[norm]]
+        y = call(norm, leaves, training, momentum=0.0, relu=relu)
+        names = ["x", *PARAMETERS[norm], *(["residual"] if relu else [])]
         first = torch.autograd.grad(y, [leaves[name] for name in names], leaves["dy"], create_graph=True)
         total = (first[0] * push.to(y.dtype)).sum() + sum(each.square().sum() for each in first[1:])
         return list(torch.autograd.grad(total, [leaves[name] for name in ("x", "weight", "dy")]))
@@ -308,6 +421,17 @@ def test_double_backward(norm: str, training: bool, device: torch.device) -> Non
     for actual, expected in zip(twice(tensors), twice(wide(tensors)), strict=True):
         # Sums of products of first derivatives, in float32: some hundred roundings.
         assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
+
+
+@every_norm
+def test_double_backward_of_the_residual_alone(norm: str, device: torch.device) -> None:
+    tensors = inputs((3, 4, (3, 2)), device)
+    residual, dy = tensors["dy"].flip(0).requires_grad_(), tensors["dy"].requires_grad_()
+    y = call(norm, tensors | {"residual": residual}, True, relu=True)
+    (first,) = torch.autograd.grad(y, [residual], dy, create_graph=True)
+    assert torch.equal(first, torch.where(y > 0, dy, 0.0))
+    (second,) = torch.autograd.grad(first.sum(), [dy])
+    assert torch.equal(second, (y > 0).float())
 
 
 @every_norm
@@ -329,10 +453,13 @@ def test_double_backward_with_a_parameter_computed_from_the_input(norm: str, dev
 def test_batched_gradients(norm: str, device: torch.device) -> None:
     """Backward pass under both of torch's vmaps: `is_grads_batched` and `torch.func.vmap`."""
     tensors = inputs((3, 4, (5,)), device)
-    leaves = leaves_of(norm, tensors)
-    x, y = leaves["x"], call(norm, leaves, True, momentum=0.0)
     pushes = torch.stack([tensors["dy"], tensors["x"]])
-    same_under_vmaps(x, y, pushes)
+    leaves = leaves_of(norm, tensors)
+    same_under_vmaps(leaves["x"], call(norm, leaves, True, momentum=0.0), pushes)
+    leaves = leaves_of(norm, tensors | {"residual": tensors["dy"].flip(0)})
+    y = call(norm, leaves, True, momentum=0.0, relu=True)
+    for name in ("x", "residual"):
+        same_under_vmaps(leaves[name], y, pushes)
 
 
 # --- the layers -------------------------------------------------------------------------------------------------
@@ -396,6 +523,10 @@ def test_auto_uses_triton_on_cuda_only(norm: str, device: torch.device, monkeypa
         make(4)
 
 
+class SpecialTensor(Tensor):
+    """A tensor subclass, which may not have its values in memory."""
+
+
 @every_norm
 def test_unsupported_arguments_use_torch_operators(
     norm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -411,6 +542,8 @@ def test_unsupported_arguments_use_torch_operators(
         leaves = leaves_of(norm, tensors) | {name: tensors[name][:3].clone()}
         with pytest.raises((ValueError, RuntimeError), match=r"3"):
             call(norm, leaves, True)
+    special = tensors["dy"].as_subclass(SpecialTensor)
+    assert not taken(call(norm, leaves_of(norm, tensors) | {"residual": special}, True))
     assert taken(call(norm, leaves_of(norm, tensors), True))
     monkeypatch.setattr(availability, "INSTALLED", False)
     assert not taken(call(norm, leaves_of(norm, tensors), True))
@@ -424,8 +557,14 @@ def test_transforms_use_torch_operators(norm: str, device: torch.device) -> None
     assert slope.isfinite().all()
     together = torch.func.vmap(layer)(torch.stack([x, -x]))
     torch.testing.assert_close(together, torch.stack([layer(x), layer(-x)]), rtol=1e-5, atol=1e-6)
+    residual = x.flip(0)
+    both = torch.stack([residual, -residual])  # of which each is added to the same x
+    together = torch.func.vmap(lambda r: layer(x, r, relu=True))(both)
+    torch.testing.assert_close(together, torch.stack([layer(x, r, relu=True) for r in both]), rtol=1e-5, atol=1e-6)
     program = torch.export.export(layer, (x,))
     assert "contnorm" not in str(program.graph)
+    fused = torch.export.export(layer, (x, residual), {"relu": True}).module()
+    torch.testing.assert_close(fused(x, residual, relu=True), layer(x, residual, relu=True), rtol=1e-5, atol=1e-6)
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------
@@ -443,21 +582,24 @@ def test_layer_sizes_of_networks(norm: str, shape: Shape, is_last: bool, device:
         tensors |= {name: last(tensors[name]) for name in ("x", "dy")}
     for training in (True, False):
         compare(norm, tensors, training)
+        compare(norm, with_residual(norm, tensors, training), training, relu=True)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("relu", [False, True], ids=["", "residual and relu"])
 @every_norm
-def test_cuda_graph_is_bit_exact(norm: str, device: torch.device) -> None:
+def test_cuda_graph_is_bit_exact(norm: str, relu: bool, device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("needs a GPU")
     make = BatchRenorm2d if norm == "brn" else SwitchNorm2d
     plain, captured = (make(16, momentum=None).to(device) for _ in range(2))
-    x, dy = (torch.randn(8, 16, 9, 9, device=device) for _ in range(2))
+    x, dy, added = torch.randn(3, 8, 16, 9, 9, device=device)
 
     def step(layer: nn.Module) -> list[Tensor]:
-        leaf = x.detach().requires_grad_()
-        y = layer(leaf)
-        return [y, *torch.autograd.grad(y, [leaf, *layer.parameters()], dy)]
+        leaf, residual = x.detach().requires_grad_(), added.detach().requires_grad_()
+        y = layer(leaf, residual, relu=True) if relu else layer(leaf)
+        leaves = [leaf, *layer.parameters(), *([residual] if relu else [])]
+        return [y, *torch.autograd.grad(y, leaves, dy)]
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

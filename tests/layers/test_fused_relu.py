@@ -8,14 +8,16 @@ from torch import Tensor
 
 import contnorm as cn
 from contnorm.layers.activation import normed_relu
+from contnorm.layers.base import NormLayer
 
-FUSED = ["cn", "gn", "in", "ln"]
+FUSED = ["cn", "gn", "in", "ln", "brn", "sn"]
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("norm", FUSED)
-def test_residual_and_relu_equal_separate_operators(norm: str) -> None:
+def test_residual_and_relu_equal_separate_operators(norm: str, training: bool) -> None:
     torch.manual_seed(0)
-    layer = cn.create_norm(norm, 64)
+    layer = cn.create_norm(norm, 64).train(training)
     x, residual = torch.randn(2, 3, 64, 4, 4)
     assert layer.fuses_relu
     plain = layer(x)
@@ -24,38 +26,78 @@ def test_residual_and_relu_equal_separate_operators(norm: str) -> None:
     assert torch.equal(layer(x, residual), plain + residual)
 
 
+@pytest.mark.parametrize("norm", ["brn", "sn"])
+def test_input_with_one_position(norm: str) -> None:
+    torch.manual_seed(0)
+    layer = cn.create_norm(norm, 64, dim=1)
+    x, residual = torch.randn(2, 3, 64)
+    assert torch.equal(normed_relu(layer, x, residual), (layer(x) + residual).relu())
+
+
 @pytest.mark.parametrize("norm", FUSED)
 def test_residual_of_wrong_shape_raises(norm: str) -> None:
     layer = cn.create_norm(norm, 64)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
     with pytest.raises(ValueError, match=rf"{type(layer).__name__}: residual has shape \(1, 64, 4, 4\)"):
         layer(torch.randn(3, 64, 4, 4), torch.randn(1, 64, 4, 4))
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
-@pytest.mark.parametrize("norm", ["gn", "in", "ln"])
+@pytest.mark.parametrize("norm", FUSED)
+def test_residual_of_another_dtype_under_autocast(norm: str) -> None:
+    """It is cast to the dtype of the input, which the output has too; without autocast it is an error."""
+    torch.manual_seed(0)
+    layer = cn.create_norm(norm, 64)
+    x, residual = torch.randn(2, 3, 64, 4, 4)
+    residual.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = normed_relu(layer, x.bfloat16(), residual)
+        expected = normed_relu(layer, x.bfloat16(), residual.bfloat16())
+    assert y.dtype == torch.bfloat16 and torch.equal(y, expected)
+    y.float().sum().backward()
+    assert residual.grad is not None and residual.grad.dtype == torch.float32
+    assert torch.equal(residual.grad, (y > 0).float())
+    with pytest.raises(ValueError, match=r"residual is torch\.float32 and the input torch\.bfloat16"):
+        layer(x.bfloat16(), residual)
+
+
+@pytest.mark.parametrize("norm", ["gn", "in", "ln", "brn", "sn"])
 def test_empty_batch(norm: str) -> None:
     x = torch.empty(0, 64, 4, 4)
     assert normed_relu(cn.create_norm(norm, 64), x, x).shape == x.shape
 
 
-class Doubled(cn.GroupNorm2d):
+class DoubledGroupNorm(cn.GroupNorm2d):
     """A layer of a user, whose ``forward`` takes the input alone."""
 
     def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
         return 2 * super().forward(input)
 
 
-def test_subclass_with_its_own_forward() -> None:
+class DoubledRenorm(cn.BatchRenorm2d):
+    def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * super().forward(input)
+
+
+class DoubledSwitchNorm(cn.SwitchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("doubled", [DoubledGroupNorm, DoubledRenorm, DoubledSwitchNorm])
+def test_subclass_with_its_own_forward(doubled: type[NormLayer]) -> None:
     torch.manual_seed(0)
     x, residual = torch.randn(2, 3, 64, 4, 4)
-    layer = Doubled(64)
+    layer, plain = doubled(64), doubled.__bases__[0](64)
     assert not layer.fuses_relu
-    assert torch.equal(normed_relu(layer, x, residual), (2 * cn.GroupNorm2d(64)(x) + residual).relu())
+    assert torch.equal(normed_relu(layer, x, residual), (2 * plain(x) + residual).relu())
 
 
-def test_compiled_without_graph_break() -> None:
+@pytest.mark.parametrize("norm", ["gn", "brn", "sn"])
+def test_compiled_without_graph_break(norm: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    layer = cn.create_norm("gn", 64)
+    layer = cn.create_norm(norm, 64)
     x, residual = torch.randn(2, 3, 64, 4, 4)
     compiled = torch.compile(lambda x, r: normed_relu(layer, x, r), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, residual), normed_relu(layer, x, residual))

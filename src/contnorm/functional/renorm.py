@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_number, statistics_dtype, updates_moments
+from contnorm.checks import check_batch, check_number, check_residual, statistics_dtype, updates_moments
 from contnorm.functional.batch import (
     apply_affine,
     channel_moments,
@@ -24,6 +24,7 @@ from contnorm.functional.batch import (
 )
 from contnorm.kernels import Kernel, resolve_kernel
 from contnorm.kernels.pivot import channel_pivot, per_channel
+from contnorm.kernels.reference import add_residual_and_relu
 from contnorm.kernels.triton import batch_renorm as kernels
 from contnorm.kernels.triton.row_moments import use_kernels
 
@@ -44,6 +45,8 @@ def batch_renorm(
     *,
     r: Tensor | None = None,
     d: Tensor | None = None,
+    residual: Tensor | None = None,
+    relu: bool = False,
     kernel: Kernel | None = None,
     caller: str = "batch_renorm",
 ) -> Tensor:
@@ -67,6 +70,9 @@ def batch_renorm(
         d_max: The limit of d; 0 disables the correction of the mean.
         r: (C,), used without clipping instead of the computed r.
         d: (C,), used without clipping instead of the computed d.
+        residual: Tensor added to the result, with the input's shape, dtype and device; under autocast it is cast to the
+            input's dtype.
+        relu: Whether to apply ReLU to the result, after the residual. The Triton kernels do both in the same pass.
         kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
         caller: The function or layer that error messages name.
 
@@ -79,17 +85,22 @@ def batch_renorm(
     momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     limits = _checked_limits(r_max, d_max, caller)
     _check_factors(x, r, d, caller)
+    residual = check_residual(residual, x, caller)
     kernel = resolve_kernel(kernel, caller)
     if x.numel() == 0:
-        return empty_like_input(x, weight, bias)
+        return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
         check_batch(x, eps, caller)
     moments, parameters = (running_mean, running_var), (weight, bias)
     fixed_factors = r is not None or d is not None
-    if not fixed_factors and use_kernels(x, parameters, moments, (momentum, *limits), kernel, caller):
-        return kernels.batch_renorm(_recompute, x, *moments, parameters, by_batch, momentum, eps, *limits)
-    return _in_torch(x, *moments, *parameters, by_batch, momentum, eps, *limits, r, d)
+    numbers = momentum, *limits
+    if not fixed_factors and use_kernels(x, parameters, moments, numbers, kernel, caller, residual=residual):
+        return kernels.batch_renorm(
+            _recompute, x, *moments, parameters, by_batch, momentum, eps, *limits, residual, relu
+        )
+    y = _in_torch(x, *moments, *parameters, by_batch, momentum, eps, *limits, r, d)
+    return add_residual_and_relu(y, residual, relu)
 
 
 def _checked_limits(r_max: float | Tensor, d_max: float | Tensor, caller: str) -> tuple[float | Tensor, float | Tensor]:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch
+from contnorm.checks import check_batch, check_residual
 from contnorm.functional.batch import check_arguments, empty_like_input, update_moments, uses_batch_moments
 from contnorm.functional.row_moments import RowMoments, has_one_position, normalize_rows, row_moments
 from contnorm.kernels import Kernel, resolve_kernel
+from contnorm.kernels.reference import add_residual_and_relu
 from contnorm.kernels.triton import switch_norm as kernels
 from contnorm.kernels.triton.row_moments import use_kernels
 
@@ -35,6 +36,8 @@ def switch_norm(
     momentum: float | Tensor = 0.1,
     eps: float = 1e-5,
     *,
+    residual: Tensor | None = None,
+    relu: bool = False,
     kernel: Kernel | None = None,
     caller: str = "switch_norm",
 ) -> Tensor:
@@ -55,6 +58,9 @@ def switch_norm(
         training: Whether the batch branch uses the moments of the batch. Without running moments, it always does.
         momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
         eps: Value added to the mixed variance.
+        residual: Tensor added to the result, with the input's shape, dtype and device; under autocast it is cast to the
+            input's dtype.
+        relu: Whether to apply ReLU to the result, after the residual. The Triton kernels do both in the same pass.
         kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
         caller: The function or layer that error messages name.
 
@@ -67,15 +73,17 @@ def switch_norm(
     momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
     kernel = resolve_kernel(kernel, caller)
     _check_logits(mean_weight, var_weight, caller)
+    residual = check_residual(residual, x, caller)
     if x.numel() == 0:
-        return empty_like_input(x, weight, bias, mean_weight, var_weight)
+        return add_residual_and_relu(empty_like_input(x, weight, bias, mean_weight, var_weight), residual, relu)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
         check_batch(x, eps, caller)
     moments, affine, logits = (running_mean, running_var), (weight, bias), (mean_weight, var_weight)
-    if not has_one_position(x) and use_kernels(x, affine, moments, (momentum,), kernel, caller, logits):
-        return kernels.switch_norm(_recompute, x, *moments, (*affine, *logits), by_batch, momentum, eps)
-    return _in_torch(x, *moments, *affine, *logits, by_batch, momentum, eps)
+    if not has_one_position(x) and use_kernels(x, affine, moments, (momentum,), kernel, caller, logits, residual):
+        return kernels.switch_norm(_recompute, x, *moments, (*affine, *logits), by_batch, momentum, eps, residual, relu)
+    y = _in_torch(x, *moments, *affine, *logits, by_batch, momentum, eps)
+    return add_residual_and_relu(y, residual, relu)
 
 
 def _check_logits(mean_weight: Tensor, var_weight: Tensor, caller: str) -> None:

@@ -128,7 +128,8 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         closed = math.floor(PUBLISHED_R_RAMP[0] * self._ramp_scale()) + 1
         return max(0, seen - closed) / seen
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
         self._check(input)
         tracked = not self.training or self.track_running_stats
         by_batch = self._normalizes_with_batch()
@@ -142,6 +143,8 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
             self._weight_of_batch(),
             self.eps,
             *(self._limits() if by_batch else (self.r_limit, self.d_limit)),
+            residual=residual,
+            relu=relu,
             kernel=self.kernel,
             caller=type(self).__name__,
         )

@@ -58,7 +58,8 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
             if name in self._parameters:  # the constructor of the base class resets before they exist
                 nn.init.ones_(getattr(self, name))
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
         self._check(input)
         output = switch_norm(
             input,
@@ -70,6 +71,8 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
             self._normalizes_with_batch(),
             self._weight_of_batch(),
             self.eps,
+            residual=residual,
+            relu=relu,
             kernel=self.kernel,
             caller=type(self).__name__,
         )

@@ -164,13 +164,13 @@ class InstanceNormAct2d(_NormAct, InstanceNorm2d):  # type: ignore[misc]  # its 
     normalizes_as = InstanceNorm2d
 
 
-class BatchRenormAct2d(_NormAct, BatchRenorm2d):
+class BatchRenormAct2d(_NormAct, BatchRenorm2d):  # type: ignore[misc]  # its forward takes the input alone
     """Batch renormalization and an activation."""
 
     normalizes_as = BatchRenorm2d
 
 
-class SwitchNormAct2d(_NormAct, SwitchNorm2d):
+class SwitchNormAct2d(_NormAct, SwitchNorm2d):  # type: ignore[misc]  # its forward takes the input alone
     """Switchable normalization and an activation."""
 
     normalizes_as = SwitchNorm2d

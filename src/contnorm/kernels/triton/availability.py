@@ -20,6 +20,7 @@ __all__ = [
     "INTERPRETED",
     "TYPES",
     "Recompute",
+    "before_relu",
     "can_launch",
     "can_use_kernels",
     "is_plain",
@@ -57,6 +58,16 @@ def can_use_kernels(dy: Tensor) -> bool:
     """Whether kernels can compute a backward pass: no double backward, vmap or dispatch mode is active."""
     batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
     return not torch.is_grad_enabled() and not batched and is_plain(dy)
+
+
+def before_relu(dy: Tensor, y: Tensor | None) -> Tensor:
+    """Return the gradient before a ReLU with this output, in torch operators; dy itself if there is no ReLU.
+
+    Example:
+        >>> before_relu(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0]))
+        tensor([0., 2.])
+    """
+    return dy if y is None else torch.where(y <= 0, 0.0, dy)
 
 
 def torch_gradients(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from contnorm.kernels.triton.availability import Recompute, can_use_kernels, torch_gradients
+from contnorm.kernels.triton.availability import Recompute, before_relu, can_use_kernels, torch_gradients
 from contnorm.kernels.triton.continual.launch import dense, in_layout, like, sizes_of
 from contnorm.kernels.triton.launcher import launch, on_device_of
 from contnorm.kernels.triton.row_moments import (
@@ -20,6 +21,7 @@ from contnorm.kernels.triton.row_moments import (
     launch_over_tiles,
     mark_updated,
     number_argument,
+    relu_tensors,
     row_sums,
     running_moments,
     use_kernels,
@@ -49,11 +51,13 @@ def batch_renorm(
     eps: float,
     r_max: float | Tensor,
     d_max: float | Tensor,
+    residual: Tensor | None = None,
+    relu: bool = False,
 ) -> Tensor:
     """Batch renorm. Arguments are those of `switch_norm`; ``recompute`` takes mean, standard deviation, r and d."""
     running = running_moments(running_mean, running_var, momentum, by_batch)
     limits = RenormLimits(*number_argument(r_max), *number_argument(d_max))
-    args: tuple[Any, ...] = recompute, running, limits, by_batch, float(eps), x, *parameters
+    args: tuple[Any, ...] = recompute, running, limits, by_batch, float(eps), relu, x, *parameters, residual
     y: Tensor = _BatchRenorm.apply(*args)  # type: ignore[no-untyped-call]
     return y
 
@@ -67,48 +71,54 @@ class _BatchRenorm(torch.autograd.Function):
         limits: RenormLimits,
         training: bool,
         eps: float,
+        relu: bool,
         x: Tensor,
-        *parameters: Any,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
     ) -> Tensor:
-        y, saved = forward(x, *parameters, running, limits, training, eps)  # type: ignore[call-arg]
+        y, saved = forward(x, weight, bias, residual, running, limits, training, eps, relu)
         mark_updated(running)
         ctx.recompute, ctx.training, ctx.eps = recompute, training, eps
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *parameters, saved)
+        ctx.save_for_backward(x, weight, bias, y if relu else None, saved)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
-        *inputs, saved = ctx.saved_tensors
+        *inputs, y, saved = ctx.saved_tensors
         if dy is None:
-            return (None,) * 8
+            return (None,) * 10
+        needed = ctx.needs_input_grad[6:]
         if can_use_kernels(dy):
-            grads = backward(dy, *inputs, saved, ctx.training, ctx.eps)  # type: ignore[call-arg]
+            grads = backward(dy, *inputs, y, saved, ctx.training, ctx.eps, needed[-1])  # type: ignore[call-arg]
         else:
             channels = saved.split(inputs[0].shape[1])
+            dy = before_relu(dy, y)
             grads = torch_gradients(
-                lambda *new: ctx.recompute(*new, *channels, ctx.training, ctx.eps),
-                dy,
-                inputs,
-                ctx.needs_input_grad[5:],
+                lambda *new: ctx.recompute(*new, *channels, ctx.training, ctx.eps), dy, inputs, needed[:-1]
             )
-        return None, None, None, None, None, *grads
+            grads = *grads, dy if needed[-1] else None
+        return None, None, None, None, None, None, *grads
 
 
 def forward(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    residual: Tensor | None,
     running: RunningMoments,
     limits: RenormLimits,
     training: bool,
     eps: float,
+    relu: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the output, and mean, standard deviation, r and d of each channel for the backward pass."""
     x = in_layout(x)
     sizes = sizes_of(x, 1)
     n, c, length = sizes[:3]
     y, saved = torch.empty_like(x), empty_table(x, 4 * c)
+    added = None if residual is None else like(residual, x)
     code = _device_code()
     with on_device_of(x):
         if training:
@@ -127,18 +137,26 @@ def forward(
                 num_warps=4,
             )
         moments = (None, None) if training else running[:2]
-        launch_over_tiles(
-            code.renorm_apply, sizes, x, y, saved, *moments, dense(weight), dense(bias), eps, TRAIN=training
-        )
+        of_all = x, added, y, saved, *moments, dense(weight), dense(bias), eps
+        launch_over_tiles(code.renorm_apply, sizes, *of_all, TRAIN=training, RELU=relu)
     return y, saved
 
 
 def backward(
-    dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, saved: Tensor, training: bool, eps: float
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    y: Tensor | None,
+    saved: Tensor,
+    training: bool,
+    eps: float,
+    needs_residual: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, weight and bias."""
+    """Return the gradients of x, weight, bias and residual; ``y`` is the output, if it went through a ReLU."""
     x = in_layout(x)
     dy = like(dy, x)
+    y, dresidual = relu_tensors(y, x, needs_residual)
     sizes = sizes_of(x, 1)
     n, c = sizes[:2]
     dx, back, dweight, dbias = (
@@ -149,12 +167,13 @@ def backward(
     )
     code = _device_code()
     with on_device_of(x):
-        sums = row_sums(x, dy, saved, sizes, per_row=False)
+        sums = row_sums(x, dy, y, dresidual, saved, sizes, per_row=False)
         of_channels = saved, sums, back, dweight, dbias, eps, n, c
         launch(code.renorm_sums, (channel_blocks(sizes),), *of_channels, **TABLE_TILE, num_warps=4)
-        of_all = x, dy, dx, saved, back, dense(weight), eps
+        before = (dy, y) if dresidual is None else (dresidual, None)
+        of_all = x, *before, dx, saved, back, dense(weight), eps
         launch_over_tiles(code.renorm_gradient, sizes, *of_all, TRAIN=training)
-    return dx, dweight, dbias
+    return dx, dweight, dbias, dy if needs_residual and y is None else dresidual
 
 
 def renorm_limits(
@@ -199,5 +218,6 @@ def _launch_limits(
         launch(_device_code().renorm_limits, (1,), counter, *limits, *map(float, numbers), num_warps=1)
 
 
+@cache  # looking up an imported module takes longer than the arguments of a launch
 def _device_code() -> Any:
     return import_module("contnorm.kernels.triton.batch_renorm_device")

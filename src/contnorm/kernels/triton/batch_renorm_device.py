@@ -81,8 +81,9 @@ def renorm_moments(
 
 @triton.jit(do_not_specialize=["N", "blocks", "splits"])
 def renorm_apply(
-    x_ptr, y_ptr, saved_ptr, run_mean_ptr, run_var_ptr, weight_ptr, bias_ptr, eps, N, C, L, blocks, splits,
-    BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
+    x_ptr, residual_ptr, y_ptr, saved_ptr, run_mean_ptr, run_var_ptr, weight_ptr, bias_ptr, eps,
+    N, C, L, blocks, splits,
+    BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """Write the output from the stored values or, in evaluation, from the running moments, which are then stored."""
     split, c, _, exists, n, rows = shared_out(tl.program_id(0), blocks, splits, N, C, 1, 1, BN, BC, False)
@@ -106,7 +107,8 @@ def renorm_apply(
     if bias_ptr is not None:
         offset += parameter(bias_ptr, c, exists)
     write_scaled(
-        x_ptr, y_ptr, pivot[None, :], scale[None, :], offset[None, :], n, c, rows, split, C, L, LAST, BL
+        x_ptr, residual_ptr, y_ptr, pivot[None, :], scale[None, :], offset[None, :], n, c, rows, split, C, L,
+        LAST, BL, RELU,
     )  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def renorm_sums(
 
 @triton.jit(do_not_specialize=["N", "blocks", "splits"])
 def renorm_gradient(
-    x_ptr, dy_ptr, dx_ptr, saved_ptr, back_ptr, weight_ptr, eps, N, C, L, blocks, splits,
+    x_ptr, dy_ptr, y_ptr, dx_ptr, saved_ptr, back_ptr, weight_ptr, eps, N, C, L, blocks, splits,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of the input; no gradient flows through r, d and the running moments."""
@@ -159,7 +161,8 @@ def renorm_gradient(
         q = -p * rstd * slope / N / L
         t = -p * sum_dy / N / L - q * off
     write_gradient(
-        x_ptr, dy_ptr, dx_ptr, pivot[None, :], p[None, :], q[None, :], t[None, :], n, c, rows, split, C, L, LAST, BL
+        x_ptr, dy_ptr, y_ptr, dx_ptr, pivot[None, :], p[None, :], q[None, :], t[None, :], n, c, rows, split, C, L,
+        LAST, BL,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from contnorm.kernels.pivot import subtract_slab_pivot
 from contnorm.kernels.reference import group_norm_in_layout
-from contnorm.kernels.triton.availability import can_use_kernels, torch_gradients
+from contnorm.kernels.triton.availability import before_relu, can_use_kernels, torch_gradients
 from contnorm.kernels.triton.continual.launch import dense, in_layout, like, sizes_of
 from contnorm.kernels.triton.continual.plan import Sizes, power
 from contnorm.kernels.triton.launcher import launch, on_device_of
@@ -171,8 +171,7 @@ def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         return group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(ctx.dtype)
 
     *saved, y, _ = ctx.saved_tensors
-    if y is not None:
-        dy = torch.where(y <= 0, 0.0, dy)
+    dy = before_relu(dy, y)
     return *torch_gradients(recompute, dy, saved, ctx.needs_input_grad[:3]), dy if ctx.needs_input_grad[3] else None
 
 

@@ -2,7 +2,9 @@
 
 A row is one sample and channel, with all its positions. Both norms are ``y = a * (x - m) + b``, with tables a, m and b
 per row or channel that depend only on the moments of the rows. One pass over the data computes the moments, a launch on
-small tables computes a, m and b, and a second pass writes the output. Backward works likewise. In torch operators,
+small tables computes a, m and b, and a second pass writes the output, to which it adds a residual and applies ReLU if
+they are given, before the only rounding. Backward works likewise: its first pass also writes the gradient of a residual
+before a ReLU, which its second pass reads instead of dy and the output. In torch operators,
 either norm launches dozens of kernels, most of them on small tables, and each costs a microsecond whatever its size.
 
 This module checks where the kernels can run, and launches the kernels that both norms use. Triton and the device code
@@ -12,6 +14,7 @@ second.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -24,6 +27,7 @@ from contnorm.checks import updates_moments
 from contnorm.kernels import resolve_kernel
 from contnorm.kernels.triton import availability
 from contnorm.kernels.triton.availability import TYPES, is_plain
+from contnorm.kernels.triton.continual.launch import like
 from contnorm.kernels.triton.continual.plan import Sizes
 from contnorm.kernels.triton.launcher import launch
 
@@ -38,6 +42,7 @@ __all__ = [
     "launch_over_tiles",
     "mark_updated",
     "number_argument",
+    "relu_tensors",
     "row_sums",
     "running_moments",
     "use_kernels",
@@ -68,6 +73,7 @@ def use_kernels(
     kernel: str | None,
     caller: str,
     logits: tuple[Tensor, ...] = (),
+    residual: Tensor | None = None,
 ) -> bool:
     """Whether to use the kernels: on CUDA by default, elsewhere (in Triton's interpreter) with ``kernel="triton"``.
 
@@ -81,6 +87,7 @@ def use_kernels(
         kernel: The requested implementation; None reads ``CONTNORM_KERNEL``.
         caller: The function or layer that an error message about an unknown kernel names.
         logits: The logits of the three mixed moments.
+        residual: The tensor added to the output, with the input's shape, dtype and device.
     """
     if not is_plain(x) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return False
@@ -94,6 +101,7 @@ def use_kernels(
         and fits(x)
         and all(_is_plain_vector(t, x, x.shape[1]) for t in (*parameters, *moments) if t is not None)
         and all(_is_plain_vector(t, x, 3) for t in logits)
+        and (residual is None or type(residual) in (Tensor, Parameter))
         and not any(t.requires_grad for t in moments if t is not None)
         and all(t.dim() == 0 and t.device == x.device for t in numbers if isinstance(t, Tensor))
     )
@@ -159,10 +167,39 @@ def empty_like_parameter(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None else torch.empty_like(parameter, memory_format=torch.contiguous_format)
 
 
-def row_sums(x: Tensor, dy: Tensor, means: Tensor, sizes: Sizes, per_row: bool) -> Tensor:
-    """Compute the two sums of every row; ``means`` has one mean per row if ``per_row``, else one per channel."""
+def relu_tensors(y: Tensor | None, x: Tensor, needs_residual: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Return the output of a ReLU in the layout of x, and an empty tensor for the gradient before it, if needed.
+
+    Without ReLU, both are None: the gradient of a residual is dy itself.
+    """
+    if y is None:
+        return None, None
+    return like(y, x), torch.empty_like(x) if needs_residual else None
+
+
+def row_sums(
+    x: Tensor,
+    dy: Tensor,
+    y: Tensor | None,
+    dresidual: Tensor | None,
+    means: Tensor,
+    sizes: Sizes,
+    per_row: bool,
+) -> Tensor:
+    """Compute the two sums of every row.
+
+    Args:
+        x: The input.
+        dy: The gradient of the output.
+        y: The output, if it went through a ReLU.
+        dresidual: Where to write the gradient before the ReLU; None if it is not needed.
+        means: One mean per row if ``per_row``, else one per channel.
+        sizes: Sizes of the input.
+        per_row: See ``means``.
+    """
     sums = empty_table(x, 2 * sizes.samples * sizes.channels, torch.float32)
-    launch_over_rows(_device_code().sums, sizes, x, dy, means, sums, step=(sizes.channels if per_row else 0,))
+    tensors = x, dy, y, dresidual, means, sums
+    launch_over_rows(_device_code().sums, sizes, *tensors, step=(sizes.channels if per_row else 0,))
     return sums
 
 
@@ -171,5 +208,6 @@ def write_row_moments(x: Tensor, table: Tensor, sizes: Sizes) -> None:
     launch_over_rows(_device_code().moments, sizes, x, table)
 
 
+@cache  # looking up an imported module takes longer than the arguments of a launch
 def _device_code() -> Any:
     return import_module("contnorm.kernels.triton.row_moments_device")

@@ -41,14 +41,24 @@ def moments(
     tl.store(where + N * C, square.to(tl.float64), mask=rows)
 
 
+@triton.jit
+def _gradient_before_relu(dy_ptr, y_ptr, where, mask):
+    """Load dy; if ``y_ptr`` is given, the output of a ReLU, it is zero where that is not positive."""
+    dy = tl.load(dy_ptr + where, mask=mask, other=0).to(tl.float32)
+    if y_ptr is not None:
+        dy = tl.where(tl.load(y_ptr + where, mask=mask, other=0).to(tl.float32) <= 0, 0.0, dy)  # NaN keeps dy
+    return dy
+
+
 @triton.jit(do_not_specialize=["N", "blocks", "step"])
 def sums(
-    x_ptr, dy_ptr, mean_ptr, sum_ptr, N, C, L, blocks, step,
+    x_ptr, dy_ptr, y_ptr, dresidual_ptr, mean_ptr, sum_ptr, N, C, L, blocks, step,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Store the sums of dy and of dy times (x minus pivot) of each row: (N, C) each, float32.
 
-    ``step`` is the stride of the means between samples: C for one mean per row, 0 for one mean per channel.
+    ``y_ptr`` is the output, if it went through a ReLU; dy is then the gradient before it, which ``dresidual_ptr``
+    takes. ``step`` is the stride of the means between samples: C for one mean per row, 0 for one mean per channel.
     """
     _, c, _, _, n, rows = shared_out(tl.program_id(0), blocks, 1, N, C, 1, 1, BN, BC, False)
     from_sample = n.to(tl.int64)[:, None]
@@ -59,7 +69,9 @@ def sums(
         at, mask = positions(chunk, L, rows, BL)
         where = place(n, c, at, C, L, LAST)
         x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
-        dy = tl.load(dy_ptr + where, mask=mask, other=0).to(tl.float32)
+        dy = _gradient_before_relu(dy_ptr, y_ptr, where, mask)
+        if dresidual_ptr is not None:
+            tl.store(dresidual_ptr + where, dy.to(dresidual_ptr.dtype.element_ty), mask=mask)
         sum_dy += dy
         sum_dyx += tl.where(mask, dy * x, 0.0)
     where = sum_ptr + from_sample * C + c[None, :]
@@ -95,25 +107,33 @@ def channel_moments(table_ptr, c, exists, N, C, degrees, BN: tl.constexpr, BC: t
 
 @triton.jit
 def write_scaled(
-    x_ptr, y_ptr, pivot, scale, offset, n, c, rows, split, C, L, LAST: tl.constexpr, BL: tl.constexpr
+    x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, split, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """``y = scale * (x - pivot) + offset`` over one chunk of positions; tables are (BN, BC), or (1, BC)."""
+    """``y = scale * (x - pivot) + offset`` over one chunk of positions; tables are (BN, BC), or (1, BC).
+
+    Then the residual is added, if there is one, and ReLU applied, if ``RELU``.
+    """
     at, mask = positions(split * BL, L, rows, BL)
     where = place(n, c, at, C, L, LAST)
     x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
     y = x * scale[:, :, None] + offset[:, :, None]
+    if residual_ptr is not None:
+        y += tl.load(residual_ptr + where, mask=mask, other=0).to(tl.float32)
+    if RELU:
+        y = tl.where(y <= 0, 0.0, y)  # keeps NaN
     tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def write_gradient(
-    x_ptr, dy_ptr, dx_ptr, pivot, p, q, t, n, c, rows, split, C, L, LAST: tl.constexpr, BL: tl.constexpr
+    x_ptr, dy_ptr, y_ptr, dx_ptr, pivot, p, q, t, n, c, rows, split, C, L, LAST: tl.constexpr, BL: tl.constexpr
 ):  # fmt: skip
-    """``dx = p * dy + q * (x - pivot) + t`` over one chunk of positions; tables as above."""
+    """``dx = p * dy + q * (x - pivot) + t`` over one chunk of positions; tables as above, ``y_ptr`` as in `sums`."""
     at, mask = positions(split * BL, L, rows, BL)
     where = place(n, c, at, C, L, LAST)
     x = tl.load(x_ptr + where, mask=mask, other=0).to(tl.float32) - pivot[:, :, None]
-    dy = tl.load(dy_ptr + where, mask=mask, other=0).to(tl.float32)
+    dy = _gradient_before_relu(dy_ptr, y_ptr, where, mask)
     dx = dy * p[:, :, None] + (x * q[:, :, None] + t[:, :, None])
     tl.store(dx_ptr + where, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 

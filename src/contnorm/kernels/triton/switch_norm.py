@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from contnorm.kernels.triton.availability import Recompute, can_use_kernels, torch_gradients
+from contnorm.kernels.triton.availability import Recompute, before_relu, can_use_kernels, torch_gradients
 from contnorm.kernels.triton.continual.launch import dense, in_layout, like, sizes_of
 from contnorm.kernels.triton.launcher import launch, on_device_of
 from contnorm.kernels.triton.row_moments import (
@@ -19,6 +20,7 @@ from contnorm.kernels.triton.row_moments import (
     empty_table,
     launch_over_tiles,
     mark_updated,
+    relu_tensors,
     row_sums,
     running_moments,
     write_row_moments,
@@ -38,6 +40,8 @@ def switch_norm(
     by_batch: bool,
     momentum: float | Tensor,
     eps: float,
+    residual: Tensor | None = None,
+    relu: bool = False,
 ) -> Tensor:
     """Switchable norm of rows with more than one position.
 
@@ -51,38 +55,54 @@ def switch_norm(
         by_batch: Whether the batch branch uses the moments of the batch.
         momentum: Weight of this batch in the running moments.
         eps: Value added to the variance.
+        residual: Tensor added to the result, with the input's shape, dtype and device.
+        relu: Whether to apply ReLU to the result, after the residual.
     """
     running = running_moments(running_mean, running_var, momentum, by_batch)
-    y: Tensor = _SwitchNorm.apply(recompute, running, by_batch, float(eps), x, *parameters)  # type: ignore[no-untyped-call]
+    args: tuple[Any, ...] = recompute, running, by_batch, float(eps), relu, x, *parameters, residual
+    y: Tensor = _SwitchNorm.apply(*args)  # type: ignore[no-untyped-call]
     return y
 
 
 class _SwitchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, recompute: Recompute, running: RunningMoments, training: bool, eps: float, x: Tensor, *parameters: Any
+        ctx: Any,
+        recompute: Recompute,
+        running: RunningMoments,
+        training: bool,
+        eps: float,
+        relu: bool,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean_weight: Tensor,
+        var_weight: Tensor,
+        residual: Tensor | None,
     ) -> Tensor:
-        y, table = forward(x, *parameters, running, training, eps)  # type: ignore[call-arg]
+        parameters = weight, bias, mean_weight, var_weight
+        y, table = forward(x, *parameters, residual, running, training, eps, relu)
         mark_updated(running)
         ctx.recompute, ctx.training, ctx.eps = recompute, training, eps
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *parameters, table)
+        ctx.save_for_backward(x, *parameters, y if relu else None, table)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
-        *inputs, table = ctx.saved_tensors
+        *inputs, y, table = ctx.saved_tensors
         if dy is None:
-            return (None,) * 9
+            return (None,) * 11
+        needed = ctx.needs_input_grad[5:]
         if can_use_kernels(dy):
-            grads = backward(dy, *inputs, table, ctx.training, ctx.eps)  # type: ignore[call-arg]
+            grads = backward(dy, *inputs, y, table, ctx.training, ctx.eps, needed[-1])  # type: ignore[call-arg]
         else:
             n, c, *_ = sizes_of(inputs[0], 1)
             batch = (None, None) if ctx.training else table[2 * (n * c + n) :].split(c)
-            grads = torch_gradients(
-                lambda *new: ctx.recompute(*new, *batch, ctx.eps), dy, inputs, ctx.needs_input_grad[4:]
-            )
-        return None, None, None, None, *grads
+            dy = before_relu(dy, y)
+            grads = torch_gradients(lambda *new: ctx.recompute(*new, *batch, ctx.eps), dy, inputs, needed[:-1])
+            grads = *grads, dy if needed[-1] else None
+        return None, None, None, None, None, *grads
 
 
 def forward(
@@ -91,15 +111,18 @@ def forward(
     bias: Tensor | None,
     mean_weight: Tensor,
     var_weight: Tensor,
+    residual: Tensor | None,
     running: RunningMoments,
     training: bool,
     eps: float,
+    relu: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the output, and all moments for the backward pass; see `switch_norm_device`."""
     x = in_layout(x)
     sizes = sizes_of(x, 1)
     n, c, length = sizes[:3]
     y, table = torch.empty_like(x), empty_table(x, 2 * (n * c + n + c))
+    added = None if residual is None else like(residual, x)
     code = _device_code()
     moments = running[:2] if running.updated or not training else (None, None)
     params = tuple(map(dense, (weight, bias, mean_weight, var_weight)))
@@ -118,7 +141,7 @@ def forward(
             TRAIN=training,
             num_warps=4,
         )
-        launch_over_tiles(code.switch_apply, sizes, x, y, table, *params, eps)
+        launch_over_tiles(code.switch_apply, sizes, x, added, y, table, *params, eps, RELU=relu)
     return y, table
 
 
@@ -129,13 +152,19 @@ def backward(
     bias: Tensor | None,
     mean_weight: Tensor,
     var_weight: Tensor,
+    y: Tensor | None,
     table: Tensor,
     training: bool,
     eps: float,
+    needs_residual: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, weight, bias and both vectors of logits."""
+    """Return the gradients of x, weight, bias, both vectors of logits, and residual.
+
+    ``y`` is the output, if it went through a ReLU.
+    """
     x = in_layout(x)
     dy = like(dy, x)
+    y, dresidual = relu_tensors(y, x, needs_residual)
     sizes = sizes_of(x, 1)
     n, c, length = sizes[:3]
     dx, back = torch.empty_like(x), empty_table(x, 8 * n + 2 * c)
@@ -143,7 +172,7 @@ def backward(
     params = tuple(map(dense, (weight, mean_weight, var_weight)))
     code = _device_code()
     with on_device_of(x):
-        sums = row_sums(x, dy, table, sizes, per_row=True)
+        sums = row_sums(x, dy, y, dresidual, table, sizes, per_row=True)
         launch(
             code.switch_sums,
             (n + channel_blocks(sizes),),
@@ -159,10 +188,12 @@ def backward(
             BT=_CHANNELS,
             num_warps=4,
         )
-        of_all = x, dy, dx, table, sums, back, *params, dmean, dvar, eps
+        before = (dy, y) if dresidual is None else (dresidual, None)
+        of_all = x, *before, dx, table, sums, back, *params, dmean, dvar, eps
         launch_over_tiles(code.switch_gradient, sizes, *of_all, BT=_CHANNELS, TRAIN=training)
-    return dx, dweight, dbias, dmean, dvar
+    return dx, dweight, dbias, dmean, dvar, dy if needs_residual and y is None else dresidual
 
 
+@cache  # looking up an imported module takes longer than the arguments of a launch
 def _device_code() -> Any:
     return import_module("contnorm.kernels.triton.switch_norm_device")

@@ -155,8 +155,9 @@ def switch_moments(
 
 @triton.jit(do_not_specialize=["N", "blocks", "splits"])
 def switch_apply(
-    x_ptr, y_ptr, table_ptr, weight_ptr, bias_ptr, mean_weight_ptr, var_weight_ptr, eps, N, C, L, blocks, splits,
-    BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr,
+    x_ptr, residual_ptr, y_ptr, table_ptr, weight_ptr, bias_ptr, mean_weight_ptr, var_weight_ptr, eps,
+    N, C, L, blocks, splits,
+    BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, LAST: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     split, c, _, exists, n, rows = shared_out(tl.program_id(0), blocks, splits, N, C, 1, 1, BN, BC, False)
     pivot, off, off_mixed, _, rstd = _mixed(
@@ -166,7 +167,7 @@ def switch_apply(
     offset = (off_mixed - off) * gain
     if bias_ptr is not None:
         offset += parameter(bias_ptr, c, exists)[None, :]
-    write_scaled(x_ptr, y_ptr, pivot, gain, offset, n, c, rows, split, C, L, LAST, BL)
+    write_scaled(x_ptr, residual_ptr, y_ptr, pivot, gain, offset, n, c, rows, split, C, L, LAST, BL, RELU)
 
 
 # --- backward -----------------------------------------------------------------------------------------------------
@@ -311,7 +312,7 @@ def _logits(back_ptr, mean_weight_ptr, var_weight_ptr, dmean_ptr, dvar_ptr, N, B
 
 @triton.jit(do_not_specialize=["N", "blocks", "splits"])
 def switch_gradient(
-    x_ptr, dy_ptr, dx_ptr, table_ptr, sum_ptr, back_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr,
+    x_ptr, dy_ptr, y_ptr, dx_ptr, table_ptr, sum_ptr, back_ptr, weight_ptr, mean_weight_ptr, var_weight_ptr,
     dmean_ptr, dvar_ptr, eps, N, C, L, blocks, splits,
     BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, BT: tl.constexpr, LAST: tl.constexpr, TRAIN: tl.constexpr,
 ):  # fmt: skip
@@ -335,6 +336,6 @@ def switch_gradient(
         to_var += batch_var_pull / N
     q = 2.0 * to_var / (L - 1)
     t = to_mean / L - q * off
-    write_gradient(x_ptr, dy_ptr, dx_ptr, pivot, gain, q, t, n, c, rows, split, C, L, LAST, BL)
+    write_gradient(x_ptr, dy_ptr, y_ptr, dx_ptr, pivot, gain, q, t, n, c, rows, split, C, L, LAST, BL)
     if tl.program_id(0) == 0:
         _logits(back_ptr, mean_weight_ptr, var_weight_ptr, dmean_ptr, dvar_ptr, N, BT)
