@@ -119,9 +119,15 @@ def with_residual(norm: str, tensors: dict[str, Tensor], training: bool) -> dict
     return tensors | {"dy": tensors["dy"].masked_fill(y.abs() < 1e-4, 0.0)}
 
 
-def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT32) -> None:
+def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = FLOAT32, values: int = 1) -> None:
+    """``values`` is the number of values of the input, whose float32 sums the gradients of the logits are made of.
+
+    These sums nearly cancel, so that their rounding errors do not become smaller with the result.
+    """
     for name, error in errors(actual, expected).items():
-        assert error <= tolerance, f"{name}: off by {error:.1e}"
+        of_logits = name in ("dmean_weight", "dvar_weight")
+        limit = max(tolerance, values**0.5 * 2**-24) if of_logits else tolerance
+        assert error <= limit, f"{name}: off by {error:.1e}"
 
 
 def compare(norm: str, tensors: dict[str, Tensor], training: bool = True, **options: Any) -> None:
@@ -129,7 +135,8 @@ def compare(norm: str, tensors: dict[str, Tensor], training: bool = True, **opti
     in_double = {
         name: o.double() if isinstance(o, Tensor) and o.is_floating_point() else o for name, o in options.items()
     }
-    agree(results(norm, tensors, training, **options), results(norm, wide(tensors), training, **in_double))
+    actual, expected = results(norm, tensors, training, **options), results(norm, wide(tensors), training, **in_double)
+    agree(actual, expected, values=tensors["x"].numel())
 
 
 # --- values and gradients ---------------------------------------------------------------------------------------
@@ -250,8 +257,9 @@ def test_gradient_of_the_residual_is_that_before_the_relu(norm: str, device: tor
     y = call(norm, leaves, True, relu=True)
     with recording() as launches:
         y.backward(tensors["dy"])
-    written = {id(t) for each in launches for t in each.args if isinstance(t, Tensor) and t.shape == y.shape}
-    assert len(written) == 4  # x, dy, y and dx
+    if device.type == "cpu":  # on a GPU, backward passes run in a thread whose launches are not recorded
+        written = {id(t) for each in launches for t in each.args if isinstance(t, Tensor) and t.shape == y.shape}
+        assert len(written) == 4  # x, dy, y and dx
     for name in ("x", *PARAMETERS[norm]):
         assert torch.equal(leaves[name].grad, result[f"d{name}"]), name  # type: ignore[arg-type]
 
