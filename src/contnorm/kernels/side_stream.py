@@ -5,8 +5,8 @@ all earlier layers depends, and that of its weight, on which only the update dep
 most of a GPU idle, so both can run at the same time. The kernels are the same, so the results are bit-exact.
 
 The stream of the rest needs a higher priority, so that weight gradients only take what it leaves free. Measured on an
-H200, ResNet-18, milliseconds of a step of all seeds together: one seed 0.94 instead of 1.15, five 1.72 instead of 1.88,
-eight 2.48 instead of 2.51. See docs/benchmarks.md.
+H200, ResNet-18, milliseconds of a step of all seeds together: one seed 0.94 instead of 1.15, five 1.67 instead of 1.86,
+eight 2.48 instead of 2.51. See docs/benchmarks.md for steps that become slower.
 
 Where a table of measurements has a Triton kernel that is faster than cuDNN's, it computes the convolution or one of its
 gradients (`contnorm.kernels.triton.convolution`).
