@@ -152,6 +152,30 @@ def test_entries_of_the_package_match_float64(device: torch.device) -> None:
         assert difference.norm() < limit * expected.norm(), (key, tiles)
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_entries_of_the_package_give_equal_bits_beside_others(device: torch.device) -> None:
+    """Eight streams, 100 launches each: a race in a kernel shows only if others delay its loads or products."""
+    entries = table_for(device).entries if device.type == "cuda" else {}
+    if not entries:
+        pytest.skip("the package has no table for this device and these versions")
+    streams = [torch.cuda.Stream() for _ in range(8)]  # type: ignore[no-untyped-call]
+    unequal = []
+    for key, tiles in entries.items():
+        x, weight, dy = tensors(key[2], device, getattr(torch, key[1]))
+        expected = compute(key, tiles, x, weight, dy)
+        torch.cuda.synchronize()
+        differs = torch.zeros(len(streams), dtype=torch.int64, device=device)
+        for _ in range(100):
+            for number, stream in enumerate(streams):
+                with torch.cuda.stream(stream):
+                    differs[number] += (compute(key, tiles, x, weight, dy) != expected).any()
+        torch.cuda.synchronize()
+        if differs.any():
+            unequal.append((key, tiles, differs.tolist()))
+    assert unequal == []
+
+
 def compute(key: Key, tiles: Tiles, x: Tensor, weight: Tensor, dy: Tensor) -> Tensor:
     direction, _, g = key
     if direction == "forward":

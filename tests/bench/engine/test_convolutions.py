@@ -217,6 +217,30 @@ class TestLaw:
             assert same(alone, beside), seeds
         assert not same(alone, trained(config, source, [3], graph=True, table=False)[0]), "the kernels were not used"
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("precision", ["tf32", "bf16"])
+    @pytest.mark.parametrize(("strategy", "stem"), [("er", "pool"), ("er", "plain"), ("derpp", "pool")])
+    @pytest.mark.parametrize("norm", ["cn", "bn"])
+    def test_whole_networks_give_equal_bits_twice(
+        self, root: Path, source: Source, norm: str, strategy: str, stem: str, precision: str
+    ) -> None:
+        """Eight seeds with the table of the package, in its sizes; a race in a kernel would show now and then."""
+        values = {
+            "stream": {"name": "split-cifar100", "augment": False},
+            "strategy": {"name": strategy},
+            "norm": {"name": norm},
+            "model": {"stem": stem},
+            "train": {"precision": precision, "lr": 0.003},
+            "evaluate": {"drift": False},
+        }
+        config, ends = resolve(values, root), []
+        for _ in range(2):
+            trainers = [Trainer(config, seed, source, torch.device("cuda")) for seed in range(8)]
+            with numerics(config.train):
+                stepper_for(trainers).advance(400)
+            ends.append(trainers)
+        assert [same(a, b) for a, b in zip(*ends, strict=True)] == [True] * 8
+
     # TF32 keeps 11 bits. In units of the last one, the relative error of a product of two rounded numbers has variance
     # 2/12; if they are truncated, it has the mean 1 besides, so the RMS is sqrt(7) = 2.65 times as large.
     @pytest.mark.parametrize(

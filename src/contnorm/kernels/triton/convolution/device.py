@@ -34,6 +34,17 @@ def _rounded(x):
 
 
 @triton.jit
+def _completed(total):
+    """Return the sums after the tensor cores have completed them.
+
+    Triton lets products whose left side is in registers, and whose right side was copied to shared memory, run on while
+    the next step loads its operands into the same registers, whether or not they have been read. This use of the sums
+    makes a step wait for its products.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [total], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def _part(steps):
     """First and last step of the sum of this program: all steps are divided evenly among the splits."""
     part = tl.cdiv(steps, tl.num_programs(1))
@@ -167,6 +178,8 @@ def forward(
         if ROUND_WEIGHT:
             b = _rounded(b)
         total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
+        if ROUND and not ROUND_WEIGHT:
+            total = _completed(total)
     _store(y_ptr, samples * out_height * out_width * filters, total, row, exists, filters, column, column < filters)
 
 
@@ -398,6 +411,8 @@ def weight_gradient_of_prepared(
         if ROUND:
             a = _rounded(a)
         total = tl.dot(a, tl.trans(b), total, input_precision="tf32")
+        if ROUND:
+            total = _completed(total)
     size = KERNEL * KERNEL * channels
     _store(dw_ptr, filters * size, total, row, row < filters, size, tap * channels + channel, channel < channels)
 
