@@ -74,6 +74,7 @@ def fresh() -> dict[tuple[str, str], dict[int, tuple[float, float, float]]]:
         ("runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz", 226),
         ("runs/permuted-mnist-fresh-seeds.jsonl.gz", 128),
         ("runs/split-cifar100-panel.jsonl.gz", 216),
+        ("runs/split-cifar100-panel-weights.jsonl.gz", 32),
         ("split-cifar100-panel-validation.jsonl.gz", 462),
     ],
 )
@@ -570,3 +571,29 @@ def test_repeated_runs_have_the_same_counts() -> None:
     again = [record for record in records(EXPLORATORY["Split CIFAR-100"]) if (record["hash"], record["seed"]) in first]
     assert len(again) == 20
     assert all(record["matrix"] == first[record["hash"], record["seed"]]["matrix"] for record in again)
+
+
+def test_weights_of_the_memory_have_the_scores_of_their_records(fresh: dict[tuple[str, str], Scores]) -> None:
+    section = re.split(r"^##", PAGE.partition("### The weights of the memory's samples\n")[2], flags=re.M)[0]
+    runs: dict[str, Scores] = {}
+    running: dict[str, Scores] = {}
+    commits: Counter[tuple[bool, str]] = Counter()
+    for record in finished("runs/split-cifar100-panel-weights.jsonl.gz"):
+        config, seed = record["config"], record["seed"]
+        assert (config["strategy"]["name"], config["norm"]["name"], config["train"]["lr"]) == ("er", "bn", 0.003)
+        weights = config["evaluate"]["weights"]
+        runs.setdefault(weights, {})[seed] = scores(record)
+        running.setdefault(weights, {})[seed] = scores(record, "matrix_running")
+        commits[weights == "task" and seed < 108, record["commit"]] += 1
+    assert commits == {(True, "607374746bc0"): 8, (False, "663c788155ea"): 24}
+    assert running["task"] == running["batch"]
+    for label, weights in (("by task", "task"), ("as a batch", "batch")):
+        own = np.array([runs[weights][seed] for seed in range(100, 116)])
+        cells = [f"{column.mean():.2f} ± {column.std(ddof=1):.2f}" for column in own.T]
+        for norm in ("BN", "CN, 32 groups"):
+            other = np.array([fresh["ER", norm][seed][0] for seed in range(100, 116)])
+            cells.append(f"{(own[:, 0] - other).mean():+.2f}")
+        assert f"| {label} | {' | '.join(cells)} |" in section
+    differences = np.array([runs["task"][seed][0] - runs["batch"][seed][0] for seed in range(100, 116)])
+    low, high = stats.t.interval(0.95, 15, differences.mean(), stats.sem(differences))
+    assert f"{differences.mean():+.2f} (95 % interval {low:+.2f} to {high:+.2f})" in " ".join(section.split())

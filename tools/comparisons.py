@@ -26,6 +26,7 @@ TINY = "runs/split-tiny-imagenet.jsonl.gz"
 COCOSEQ = "cocoseq-mini.jsonl.gz"
 TABLES = "runs/tables.jsonl.gz"
 PANEL = "runs/split-cifar100-panel.jsonl.gz"
+PANEL_WEIGHTS = "runs/split-cifar100-panel-weights.jsonl.gz"
 PANEL_TRIALS = "split-cifar100-panel-validation.jsonl.gz"
 PERMUTED = "runs/permuted-mnist-fresh-seeds.jsonl.gz"
 NAMES = {"er": "ER", "derpp": "DER++", "single": "no replay", "prs": "PRS", "crs": "CRS (reservoir)"}
