@@ -326,7 +326,7 @@ def test_exact_moments_follow_running_ones(tmp_path: Path) -> None:
         [setting] = [one for one in experiment.chosen if one.norm == norm]
         assert setting.mean("acc") == pytest.approx(np.mean(finals))
     text = opening(tmp_path)
-    assert "ACC with running moments: 83.67" in text and "An asterisk marks" in text
+    assert "ACC without exact moments: 83.67" in text and "An asterisk marks" in text
 
 
 def test_moments_of_evaluation_and_frozen_moments_are_rows_of_their_own(tmp_path: Path) -> None:

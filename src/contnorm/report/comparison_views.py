@@ -100,7 +100,7 @@ def _highest_score(experiment: Experiment) -> str:
     seeds = f"{len(scores)} seed{'' if len(scores) == 1 else 's'}"
     exact = any(has_exact_moments(setting.norm) for setting in settings) and not has_exact_moments(first.norm)
     several = sum(has_exact_moments(setting.norm) == has_exact_moments(first.norm) for setting in settings) > 1
-    what = f"{'Highest ' if several else ''}{_score_title(experiment)}{' with running moments' if exact else ''}"
+    what = f"{'Highest ' if several else ''}{_score_title(experiment)}{' without exact moments' if exact else ''}"
     return f"{what}: {spread(scores)} with {experiment.name(first)} ({seeds})"
 
 
