@@ -265,6 +265,7 @@ COMMITTED = {
     "runs/split-cifar10.jsonl.gz": (75, 0, "1904aeb9210a4648"),
     "runs/split-cifar100-fresh-seeds-more-tables.jsonl.gz": (226, 0, "b4c2fdf232672e3e"),
     "runs/split-cifar100-fresh-seeds.jsonl.gz": (639, 1, "47cd01f4e8b82669"),
+    "runs/split-cifar100-panel-weights.jsonl.gz": (32, 0, "bc186d4197e46d7e"),
     "runs/split-cifar100-panel.jsonl.gz": (216, 0, "bb2da5a47a2cffcd"),
     "runs/split-mini-imagenet.jsonl.gz": (30, 0, "e0962691e18b353e"),
     "runs/split-tiny-imagenet.jsonl.gz": (10, 0, "8228e7f62d557354"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 from collections.abc import Callable
@@ -25,8 +26,10 @@ def _enter(rank: int, world: int, port: int, folder: str, function: Callable[...
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     try:
         torch.save(function(rank, *args), Path(folder) / f"{rank}.pt")
+        dist.barrier()  # no process leaves the group while another still uses it
     finally:
         dist.destroy_process_group()
+    os._exit(0)  # threads of torch can abort a process during its teardown, after everything is done
 
 
 def _free_port() -> int:
