@@ -131,9 +131,7 @@ class _GraphStepper:
 
     def _shape(self) -> Hashable:
         """Return what distinguishes the steps of this stretch from others that need a graph of their own."""
-        return tuple(
-            (trainer.plan.steps[self.start].sizes, _is_frozen(trainer, self.start)) for trainer in self.trainers
-        )
+        return tuple((trainer.plan.steps[self.start].sizes, trainer.is_frozen(self.start)) for trainer in self.trainers)
 
     def reset(self) -> None:
         self.graph, self.rows, self.last_captured = None, [], None
@@ -242,7 +240,7 @@ def _renew_generator(state: torch.Tensor) -> None:
 def _stretch_end(trainer: Trainer, done: int) -> int:
     """Return the end of the stretch of steps from a step on: the same shape, and moments frozen or not."""
     end, freeze_step = stretch_end(trainer.plan.steps, done), trainer.freeze_step
-    return end if freeze_step is None or done >= freeze_step else min(end, freeze_step)
+    return end if freeze_step is None or trainer.is_frozen(done) else min(end, freeze_step)
 
 
 def _uses_side_stream(trainer: Trainer, together: int) -> bool:
@@ -268,10 +266,6 @@ def _leaves_gpu_free(trainer: Trainer) -> bool:
 def _is_batch_norm_of_torch(module: torch.nn.Module) -> bool:
     own_kernels = isinstance(module, NormLayer) and module.has_triton_kernels
     return isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not own_kernels
-
-
-def _is_frozen(trainer: Trainer, step: int) -> bool:
-    return trainer.freeze_step is not None and step >= trainer.freeze_step
 
 
 def compile_kernels(trainers: Sequence[Trainer]) -> None:

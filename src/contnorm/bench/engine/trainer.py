@@ -258,10 +258,14 @@ class Trainer:
         after, ends = self.config.norm.freeze_after, self.plan.ends
         return None if after is None or after > len(ends) else ends[after - 1]
 
+    def is_frozen(self, step: int) -> bool:
+        """Whether running moments are frozen in a step."""
+        return self.freeze_step is not None and step >= self.freeze_step
+
     def _set_training_mode(self) -> None:
         """Set training mode; layers with frozen moments are in evaluation mode, in which they use the moments."""
         self.model.train()
-        if self.freeze_step is not None and self.done >= self.freeze_step:
+        if self.is_frozen(self.done):
             for module in self.model.modules():
                 if holds_moments(module):
                     module.eval()
