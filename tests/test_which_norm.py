@@ -1180,7 +1180,7 @@ def not_reached() -> dict[str, Statement]:
         configs, seeds = planned_runs(name, only), TIMED_SEEDS if name == "table3" else STAGE
         words = ["contnorm paper", name, *(f"--only {key}={value}" for key, value in only.items())]
         words += ["--lr one"] if name == "table2" else []
-        words += ["--device cuda", f"--seeds {seeds}" if name == "table3" else "--until-decided"]
+        words += ["--device cuda", f"--seeds {seeds}" if name == "table3" else f"--until-decided --max-seeds {STAGE}"]
         time = minutes(configs, seeds)
         found[what] = Statement(
             row(what, f"`{' '.join(words)}`", f"{len(configs) * seeds}", f"{time:.0f}" if time >= 1 else "under 1"),
