@@ -276,6 +276,25 @@ def test_half_precision_parameters_have_gradients_of_their_dtype() -> None:
     check_errors(actual, expected, 4e-3)
 
 
+@pytest.mark.parametrize("default", ["float64", "bfloat16", "meta"])
+def test_default_dtype_and_device_of_the_program_change_nothing(default: str) -> None:
+    """The kernel writes to memory of its own types; any other memory is too small, or not of this device."""
+    x, dy, weight, bias = draw((4, 8, 4, (6, 7)))
+    expected = results(x, dy, weight, bias, 4)
+    before = torch.get_default_dtype()
+    try:
+        if default == "meta":
+            with torch.device("meta"):
+                actual = results(x, dy, weight, bias, 4)
+        else:
+            torch.set_default_dtype(getattr(torch, default))
+            actual = results(x, dy, weight, bias, 4)
+    finally:
+        torch.set_default_dtype(before)
+    for name, value in expected.items():
+        assert actual[name].dtype == value.dtype and torch.equal(actual[name], value), name
+
+
 def test_parameters_of_another_shape_raise() -> None:
     """The kernel would read beyond their end."""
     x, _, weight, bias = draw((4, 8, 4, (6, 7)))
