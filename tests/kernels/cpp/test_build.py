@@ -206,6 +206,16 @@ def test_named_compiler_may_have_arguments(source: Path, monkeypatch: pytest.Mon
     assert value_in(build_library(source)) == 5
 
 
+@needs_compiler
+def test_flags_may_name_a_folder_that_is_not_utf_8(source: Path, tmp_path: Path) -> None:
+    """As the headers of torch in an environment in such a folder."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "number.h").write_text("#define VALUE 4\n")
+    source.write_text('#include "number.h"\n' + SOURCE)
+    assert value_in(build_library(source, ["-isystem", str(folder)])) == 4
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [

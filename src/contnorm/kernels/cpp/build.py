@@ -139,7 +139,7 @@ def cache_folder() -> Path:
 def _key(files: Iterable[Path], flags: Iterable[str], rest: Iterable[str]) -> str:
     """Return the hash of what a library depends on."""
     digest = hashlib.sha256()
-    for part in (*(file.read_bytes() for file in files), *(text.encode() for text in (*flags, "", *rest))):
+    for part in (*(file.read_bytes() for file in files), *map(os.fsencode, (*flags, "", *rest))):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()[:32]
 
