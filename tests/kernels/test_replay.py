@@ -504,3 +504,11 @@ def test_environment_variable(fresh: list[str], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("CONTNORM_EAGER", "fortran")
     with pytest.raises(ValueError, match="CONTNORM_EAGER='fortran' is not one of auto, cpp, python"):
         count(1)
+
+
+def test_empty_environment_variable_counts_as_not_set(fresh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTNORM_EAGER", "")
+    count(replay.BUILD_AFTER - 1)
+    assert fresh == []
+    count(1)
+    assert fresh == ["replay"]
