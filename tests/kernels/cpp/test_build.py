@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -240,6 +242,34 @@ def test_compiler_that_hangs_is_ended(source: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(build, "TIMEOUT_S", 0.2)
     with pytest.raises(BuildError, match="took more than"):
         compile_library(source)
+
+
+@needs_compiler
+def test_interrupt_that_a_program_handles_does_not_end_its_compiler(source: Path, tmp_path: Path) -> None:
+    """As Ctrl-C in a terminal, which every process of the group gets."""
+    command = find_compiler()
+    assert command is not None
+    started = tmp_path / "started"
+    wait = f'[ "$1" = --version ] || {{ touch {started}; sleep 1; }}'
+    compiler = compiler_script(tmp_path, f'{wait}; exec {command[0]} "$@"')
+    code = (
+        "import pathlib, signal, sys; from contnorm.kernels.cpp.build import build_library\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('handled'))\n"
+        "print(build_library(pathlib.Path(sys.argv[1])) is not None)"
+    )
+    environment = {**os.environ, "CXX": str(compiler)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(source)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        while not started.exists() and process.poll() is None:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    assert output.split() == ["handled", "True"]
 
 
 @needs_compiler

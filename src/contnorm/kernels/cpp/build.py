@@ -18,10 +18,12 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -173,25 +175,34 @@ def _compile(command: list[str], libraries: list[str], path: Path) -> None:
 
 
 def _run(command: list[str], problem: str) -> str:
-    """Return the output of a command."""
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=TIMEOUT_S,
-            env={**os.environ, "LC_ALL": "C"},
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{problem} ({command[0]} took more than {TIMEOUT_S:.0f} s)") from error
-    if done.returncode != 0:
-        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    """Return the output of a command.
+
+    It has a session of its own. Otherwise an interrupt in the terminal would end the compiler of a program that handles
+    the interrupt and goes on, and the program would use another kernel.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=TIMEOUT_S)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also the programs that the compiler has started
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise BuildError(f"{problem} ({command[0]} took more than {TIMEOUT_S:.0f} s)") from error
+            raise
+    if process.returncode != 0:
+        lines = [line.strip() for line in (errors or output).splitlines() if line.strip()]
         first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
-        raise BuildError(f"{problem} ({command[0]}, exit status {done.returncode}: {first})")
-    return done.stdout
+        raise BuildError(f"{problem} ({command[0]}, exit status {process.returncode}: {first})")
+    return output
 
 
 def _private_folder(path: Path) -> Path:
