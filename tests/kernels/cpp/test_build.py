@@ -127,6 +127,17 @@ def test_several_builds_at_once_give_one_complete_library(source: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("share", [0.0, 0.003, 0.5, 0.99])
+def test_library_that_is_cut_short_is_compiled_again(source: Path, share: float) -> None:
+    """Loading such a file raises an error, or ends the process."""
+    path = compile_library(source)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert compile_library(source) == path
+    assert path.read_bytes() == content and value_in(path) == 7
+
+
+@needs_compiler
 def test_cache_folder_is_private(source: Path, cache_root: Path) -> None:
     old = os.umask(0)
     try:

@@ -20,6 +20,7 @@ import shlex
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -34,6 +35,8 @@ __all__ = ["BuildError", "build_library", "cache_folder", "compile_library", "fi
 COMPILERS = ("g++", "clang++", "c++")
 # So long that it does not decide between two kernels on a busy machine: it only ends a compiler that hangs.
 TIMEOUT_S = 600.0
+# Header of a 64-bit little-endian library: what it is, then position, entry size and length of its table of sections.
+_ELF = struct.Struct("<6s34xQ10xHH2x")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -95,7 +98,7 @@ def compile_library(
         key = _key([source, *headers], [*flags, *libraries], [*depends_on, *_identity(compiler, tuple(flags))])
         folder = _private_folder(cache_folder())
         path = folder / f"{source.stem}-{key}.so"
-        if not path.exists():
+        if not path.exists() or _is_cut_short(path):
             if cached:
                 raise BuildError(f"{source.name} is not compiled yet")
             _compile([*compiler, "-shared", "-fPIC", *flags, str(source)], list(libraries), path)
@@ -219,6 +222,18 @@ def _private_folder(path: Path) -> Path:
         if status.st_mode & _OTHERS_WRITE and not sticky:
             raise BuildError(f"other users may write to the folder {folder}, and could replace a compiled library")
     return path
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Whether a library ends before its table of sections, which is last; loading it would end the process (SIGBUS)."""
+    if not path.is_file() or path.is_symlink():
+        return False  # refused later
+    with path.open("rb") as file:
+        head = file.read(_ELF.size)
+    if len(head) < _ELF.size:
+        return True
+    magic, offset, entry, count = _ELF.unpack(head)
+    return bool(magic == b"\x7fELF\x02\x01" and path.stat().st_size < offset + entry * count)
 
 
 def _check_file(path: Path) -> None:
