@@ -164,6 +164,15 @@ def test_folder_that_others_may_write_to_is_refused(source: Path, cache_root: Pa
 
 
 @needs_compiler
+def test_nothing_is_created_in_a_folder_that_is_refused(source: Path, cache_root: Path) -> None:
+    """As root in the home folder of a user: the user could not write to folders of root."""
+    cache_root.mkdir()
+    cache_root.chmod(0o777)
+    assert build_library(source) is None
+    assert list(cache_root.iterdir()) == []
+
+
+@needs_compiler
 @pytest.mark.parametrize("mode", [0o720, 0o702])
 def test_library_that_others_may_write_to_is_refused(source: Path, mode: int) -> None:
     path = compile_library(source)
@@ -286,6 +295,9 @@ def test_interrupt_that_a_program_handles_does_not_end_its_compiler(source: Path
 @needs_compiler
 def test_folder_that_cannot_be_created_gives_no_library(source: Path, cache_root: Path) -> None:
     cache_root.write_text("a file, not a folder")
+    assert build_library(source) is None
+    cache_root.unlink()
+    cache_root.symlink_to(cache_root)
     assert build_library(source) is None
 
 

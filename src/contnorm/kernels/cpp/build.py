@@ -209,19 +209,29 @@ def _run(command: list[str], problem: str) -> str:
 
 
 def _private_folder(path: Path) -> Path:
-    """Create a folder if it does not exist, and return its real path; nobody but the user may control what is in it."""
+    """Create a folder if it does not exist, and return its real path; nobody but the user may control what is in it.
+
+    Nothing is created in a folder that is refused: as root with the home folder of a user, folders of root would keep
+    that user from having a cache.
+    """
+    path = Path(os.path.realpath(path))  # unlike `resolve`, raises no RuntimeError for a loop of links
+    _check_folders(path)
     for folder in reversed([path, *path.parents]):
         if not folder.exists():
             folder.mkdir(stat.S_IRWXU, exist_ok=True)  # another process may be creating it
-    path = path.resolve()
-    for folder in (path, *path.parents):
+    _check_folders(path)
+    return path
+
+
+def _check_folders(path: Path) -> None:
+    """Raise if another user controls what is in a folder; those of its parents that exist are checked as well."""
+    for folder in filter(Path.exists, (path, *path.parents)):
         status = folder.stat()
         sticky = folder != path and status.st_mode & stat.S_ISVTX  # as /tmp: only the owner renames what is in it
         if status.st_uid not in ((os.getuid(),) if folder == path else (os.getuid(), 0)):
             raise BuildError(f"the folder {folder} belongs to another user, who could replace a compiled library")
         if status.st_mode & _OTHERS_WRITE and not sticky:
             raise BuildError(f"other users may write to the folder {folder}, and could replace a compiled library")
-    return path
 
 
 def _is_cut_short(path: Path) -> bool:
