@@ -411,6 +411,19 @@ def test_saved_tensors_are_released_and_hooks_are_called(driver: Any, device: to
     assert gone() is None
 
 
+def test_hooks_may_change_the_layout_of_saved_tensors(module: Any, device: torch.device) -> None:
+    """Here they return each row with a gap behind it."""
+    data = batches(3, 6, 8, 3, 4, device=device, residual=True, last=True)
+
+    def run(layer: Any) -> list[list[Tensor]]:
+        first = steps(layer, data, relu=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: nn.functional.pad(t, (0, 1)), lambda t: t[..., :-1]):
+            return first + steps(layer, data, relu=True)
+
+    expected, found, _ = on_both_paths(run, layer_for(device=device), module, device)
+    assert equal(expected, found)
+
+
 # --- the driver ---------------------------------------------------------------------------------------------------
 
 

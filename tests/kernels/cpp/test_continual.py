@@ -324,6 +324,17 @@ def test_double_backward_equals_float64(relu: bool) -> None:
         torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
+@LAYOUTS
+def test_hooks_may_change_the_layout_of_saved_tensors(layout: str) -> None:
+    """Here they return each row with a gap behind it."""
+    x, dy, weight, bias = draw((4, 8, 4, (6, 7)))
+    residual = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    expected = results(laid_out(x, layout), dy, weight, bias, 4, residual=residual, relu=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: nn.functional.pad(t, (0, 1)), lambda t: t[..., :-1]):
+        actual = results(laid_out(x, layout), dy, weight, bias, 4, residual=residual, relu=True)
+    check_errors(actual, expected, 2e-6)  # the sums of another layout have another order
+
+
 def test_backward_runs_under_vmap() -> None:
     x, dy, weight, bias = draw((4, 8, 4, (6, 7)))
     x.requires_grad_()

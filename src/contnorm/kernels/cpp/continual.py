@@ -221,13 +221,14 @@ def _gradients(
     grad = like(_readable(dy), data)
     dx = torch.empty_like(data) if for_input or y is not None else None
     dresidual = None if y is None else torch.empty_like(data)
+    saved = None if y is None else like(_readable(y), data)  # hooks on saved tensors may have changed its layout
     sums = _scratch(2 * x.shape[1]).view(2, -1)
     scale, offset = _floats(weight), _floats(bias)
     library().call(
         "contnorm_cn_backward",
         grad.data_ptr(),
         data.data_ptr(),
-        *map(_pointer, (y, scale, offset, table, dx)),
+        *map(_pointer, (saved, scale, offset, table, dx)),
         sums[0].data_ptr(),
         sums[1].data_ptr(),
         _pointer(dresidual),

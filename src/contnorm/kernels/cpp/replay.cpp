@@ -269,8 +269,8 @@ struct ContinualNormBackward : public Node {
     if (at::GradMode::is_enabled() || !is_plain_gradient(dy, x)) return in_python(dy, x, y, weight, bias, table);
     const at::AutoDispatchBelowAutograd below;
     Sizes sizes;
-    sizes_of(x, sizes);
-    if (!dy.sizes().equals(x.sizes()) || dy.scalar_type() != x.scalar_type())
+    // Hooks on saved tensors may have changed layouts.
+    if (!sizes_of(x, sizes) || (y.defined() && !is_dense(y, sizes.last)) || !dy.sizes().equals(x.sizes()) || dy.scalar_type() != x.scalar_type())
       return in_python(dy, x, y, weight, bias, table);
     if (!is_dense(dy, sizes.last)) dy = at::empty_like(x).copy_(dy);
     const auto plan = find(signature_of(BACKWARD, x, sizes, settings.groups, settings.relu, settings.residual, {dy, x, y, weight, bias, table}));
