@@ -244,6 +244,7 @@ def test_gradients_of_any_layout(module: Any, device: torch.device) -> None:
         ({"eps": 0.0}, "eps must be above 0"),
         ({"eps": 5.0}, "eps=5.0"),
         ({"num_groups": 3}, "3"),
+        ({"num_groups": 2**70}, "groups"),
         ({"weight": torch.ones(4)}, "weight"),
     ],
     ids=str,
