@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -337,6 +338,24 @@ def test_file_without_tables_is_refused(
         return
     with pytest.raises(UserError, match=r"tables\.json.*CONTNORM_CONVOLUTIONS"):
         table_for(device)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tiles"),
+    [
+        (["20", 64, 16, 16, 64, 3, 1, 1], [128, 64, 32, 1, 4, 3]),
+        ([20, 64, 16, 16, 64, 3, 1], [128, 64, 32, 1, 4, 3]),
+        ([20, 64, 16, 16, 64, 3, 1, 1], [128, 64, 32, 0, 4, 3]),  # a kernel with no programs writes nothing
+        ([20, 64, 16, 16, 64, 3, 1, 1], [-128, 64, 32, 1, 4, 3]),
+        ([20, 64, 16, 16, 64, 3, 1, 1], [128, 64, 32, 1.0, 4, 3]),
+        ([20, 64, 16, 16, 64, 3, 1, 1], [128, 64, 32, 1, 4, None]),
+        ([20, 64, 16, 16, 64, 3, 1, 1], [128, 64, 32, 1, 4, 3, "false"]),
+        ([20, 64, 16, 16, 64, 3, 1, 1], [128, 64, 32]),
+    ],
+)
+def test_table_with_wrong_numbers_is_refused(sizes: list[Any], tiles: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"has the (sizes|tiles)|is not a table of convolutions"):
+        ConvolutionTable.from_json([["forward", "float32", sizes, tiles]])
 
 
 def test_packaged_tables_are_valid() -> None:

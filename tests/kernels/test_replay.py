@@ -244,6 +244,7 @@ def test_gradients_of_any_layout(module: Any, device: torch.device) -> None:
         ({"eps": 0.0}, "eps must be above 0"),
         ({"eps": 5.0}, "eps=5.0"),
         ({"num_groups": 3}, "3"),
+        ({"num_groups": 2**70}, "groups"),
         ({"weight": torch.ones(4)}, "weight"),
     ],
     ids=str,
@@ -411,6 +412,19 @@ def test_saved_tensors_are_released_and_hooks_are_called(driver: Any, device: to
     assert gone() is None
 
 
+def test_hooks_may_change_the_layout_of_saved_tensors(module: Any, device: torch.device) -> None:
+    """Here they return each row with a gap behind it."""
+    data = batches(3, 6, 8, 3, 4, device=device, residual=True, last=True)
+
+    def run(layer: Any) -> list[list[Tensor]]:
+        first = steps(layer, data, relu=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: nn.functional.pad(t, (0, 1)), lambda t: t[..., :-1]):
+            return first + steps(layer, data, relu=True)
+
+    expected, found, _ = on_both_paths(run, layer_for(device=device), module, device)
+    assert equal(expected, found)
+
+
 # --- the driver ---------------------------------------------------------------------------------------------------
 
 
@@ -504,3 +518,11 @@ def test_environment_variable(fresh: list[str], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("CONTNORM_EAGER", "fortran")
     with pytest.raises(ValueError, match="CONTNORM_EAGER='fortran' is not one of auto, cpp, python"):
         count(1)
+
+
+def test_empty_environment_variable_counts_as_not_set(fresh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTNORM_EAGER", "")
+    count(replay.BUILD_AFTER - 1)
+    assert fresh == []
+    count(1)
+    assert fresh == ["replay"]

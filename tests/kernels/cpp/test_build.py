@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,17 @@ def test_several_builds_at_once_give_one_complete_library(source: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("share", [0.0, 0.003, 0.5, 0.99])
+def test_library_that_is_cut_short_is_compiled_again(source: Path, share: float) -> None:
+    """Loading such a file raises an error, or ends the process."""
+    path = compile_library(source)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    assert compile_library(source) == path
+    assert path.read_bytes() == content and value_in(path) == 7
+
+
+@needs_compiler
 def test_cache_folder_is_private(source: Path, cache_root: Path) -> None:
     old = os.umask(0)
     try:
@@ -148,6 +161,15 @@ def test_folder_that_others_may_write_to_is_refused(source: Path, cache_root: Pa
         compile_library(source)
     (cache_root / which).chmod(mode | stat.S_ISVTX)  # others can't rename what is in such a folder, but can add files
     assert (build_library(source) is None) == (which == "contnorm/cpp")
+
+
+@needs_compiler
+def test_nothing_is_created_in_a_folder_that_is_refused(source: Path, cache_root: Path) -> None:
+    """As root in the home folder of a user: the user could not write to folders of root."""
+    cache_root.mkdir()
+    cache_root.chmod(0o777)
+    assert build_library(source) is None
+    assert list(cache_root.iterdir()) == []
 
 
 @needs_compiler
@@ -206,6 +228,16 @@ def test_named_compiler_may_have_arguments(source: Path, monkeypatch: pytest.Mon
     assert value_in(build_library(source)) == 5
 
 
+@needs_compiler
+def test_flags_may_name_a_folder_that_is_not_utf_8(source: Path, tmp_path: Path) -> None:
+    """As the headers of torch in an environment in such a folder."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "number.h").write_text("#define VALUE 4\n")
+    source.write_text('#include "number.h"\n' + SOURCE)
+    assert value_in(build_library(source, ["-isystem", str(folder)])) == 4
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -233,8 +265,39 @@ def test_compiler_that_hangs_is_ended(source: Path, tmp_path: Path, monkeypatch:
 
 
 @needs_compiler
+def test_interrupt_that_a_program_handles_does_not_end_its_compiler(source: Path, tmp_path: Path) -> None:
+    """As Ctrl-C in a terminal, which every process of the group gets."""
+    command = find_compiler()
+    assert command is not None
+    started = tmp_path / "started"
+    wait = f'[ "$1" = --version ] || {{ touch {started}; sleep 1; }}'
+    compiler = compiler_script(tmp_path, f'{wait}; exec {command[0]} "$@"')
+    code = (
+        "import pathlib, signal, sys; from contnorm.kernels.cpp.build import build_library\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('handled'))\n"
+        "print(build_library(pathlib.Path(sys.argv[1])) is not None)"
+    )
+    environment = {**os.environ, "CXX": str(compiler)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(source)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        while not started.exists() and process.poll() is None:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    assert output.split() == ["handled", "True"]
+
+
+@needs_compiler
 def test_folder_that_cannot_be_created_gives_no_library(source: Path, cache_root: Path) -> None:
     cache_root.write_text("a file, not a folder")
+    assert build_library(source) is None
+    cache_root.unlink()
+    cache_root.symlink_to(cache_root)
     assert build_library(source) is None
 
 

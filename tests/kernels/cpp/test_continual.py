@@ -276,6 +276,25 @@ def test_half_precision_parameters_have_gradients_of_their_dtype() -> None:
     check_errors(actual, expected, 4e-3)
 
 
+@pytest.mark.parametrize("default", ["float64", "bfloat16", "meta"])
+def test_default_dtype_and_device_of_the_program_change_nothing(default: str) -> None:
+    """The kernel writes to memory of its own types; any other memory is too small, or not of this device."""
+    x, dy, weight, bias = draw((4, 8, 4, (6, 7)))
+    expected = results(x, dy, weight, bias, 4)
+    before = torch.get_default_dtype()
+    try:
+        if default == "meta":
+            with torch.device("meta"):
+                actual = results(x, dy, weight, bias, 4)
+        else:
+            torch.set_default_dtype(getattr(torch, default))
+            actual = results(x, dy, weight, bias, 4)
+    finally:
+        torch.set_default_dtype(before)
+    for name, value in expected.items():
+        assert actual[name].dtype == value.dtype and torch.equal(actual[name], value), name
+
+
 def test_parameters_of_another_shape_raise() -> None:
     """The kernel would read beyond their end."""
     x, _, weight, bias = draw((4, 8, 4, (6, 7)))
@@ -303,6 +322,17 @@ def test_double_backward_equals_float64(relu: bool) -> None:
     exact = penalty(*(t.double() for t in (x, dy, weight, bias)), compiled=False)
     for actual, expected in zip(ours, exact, strict=True):
         torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
+@LAYOUTS
+def test_hooks_may_change_the_layout_of_saved_tensors(layout: str) -> None:
+    """Here they return each row with a gap behind it."""
+    x, dy, weight, bias = draw((4, 8, 4, (6, 7)))
+    residual = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    expected = results(laid_out(x, layout), dy, weight, bias, 4, residual=residual, relu=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: nn.functional.pad(t, (0, 1)), lambda t: t[..., :-1]):
+        actual = results(laid_out(x, layout), dy, weight, bias, 4, residual=residual, relu=True)
+    check_errors(actual, expected, 2e-6)  # the sums of another layout have another order
 
 
 def test_backward_runs_under_vmap() -> None:

@@ -18,10 +18,13 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +35,8 @@ __all__ = ["BuildError", "build_library", "cache_folder", "compile_library", "fi
 COMPILERS = ("g++", "clang++", "c++")
 # So long that it does not decide between two kernels on a busy machine: it only ends a compiler that hangs.
 TIMEOUT_S = 600.0
+# Header of a 64-bit little-endian library: what it is, then position, entry size and length of its table of sections.
+_ELF = struct.Struct("<6s34xQ10xHH2x")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -93,7 +98,7 @@ def compile_library(
         key = _key([source, *headers], [*flags, *libraries], [*depends_on, *_identity(compiler, tuple(flags))])
         folder = _private_folder(cache_folder())
         path = folder / f"{source.stem}-{key}.so"
-        if not path.exists():
+        if not path.exists() or _is_cut_short(path):
             if cached:
                 raise BuildError(f"{source.name} is not compiled yet")
             _compile([*compiler, "-shared", "-fPIC", *flags, str(source)], list(libraries), path)
@@ -139,7 +144,7 @@ def cache_folder() -> Path:
 def _key(files: Iterable[Path], flags: Iterable[str], rest: Iterable[str]) -> str:
     """Return the hash of what a library depends on."""
     digest = hashlib.sha256()
-    for part in (*(file.read_bytes() for file in files), *(text.encode() for text in (*flags, "", *rest))):
+    for part in (*(file.read_bytes() for file in files), *map(os.fsencode, (*flags, "", *rest))):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()[:32]
 
@@ -173,41 +178,72 @@ def _compile(command: list[str], libraries: list[str], path: Path) -> None:
 
 
 def _run(command: list[str], problem: str) -> str:
-    """Return the output of a command."""
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=TIMEOUT_S,
-            env={**os.environ, "LC_ALL": "C"},
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{problem} ({command[0]} took more than {TIMEOUT_S:.0f} s)") from error
-    if done.returncode != 0:
-        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    """Return the output of a command.
+
+    It has a session of its own. Otherwise an interrupt in the terminal would end the compiler of a program that handles
+    the interrupt and goes on, and the program would use another kernel.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=TIMEOUT_S)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also the programs that the compiler has started
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise BuildError(f"{problem} ({command[0]} took more than {TIMEOUT_S:.0f} s)") from error
+            raise
+    if process.returncode != 0:
+        lines = [line.strip() for line in (errors or output).splitlines() if line.strip()]
         first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
-        raise BuildError(f"{problem} ({command[0]}, exit status {done.returncode}: {first})")
-    return done.stdout
+        raise BuildError(f"{problem} ({command[0]}, exit status {process.returncode}: {first})")
+    return output
 
 
 def _private_folder(path: Path) -> Path:
-    """Create a folder if it does not exist, and return its real path; nobody but the user may control what is in it."""
+    """Create a folder if it does not exist, and return its real path; nobody but the user may control what is in it.
+
+    Nothing is created in a folder that is refused: as root with the home folder of a user, folders of root would keep
+    that user from having a cache.
+    """
+    path = Path(os.path.realpath(path))  # unlike `resolve`, raises no RuntimeError for a loop of links
+    _check_folders(path)
     for folder in reversed([path, *path.parents]):
         if not folder.exists():
             folder.mkdir(stat.S_IRWXU, exist_ok=True)  # another process may be creating it
-    path = path.resolve()
-    for folder in (path, *path.parents):
+    _check_folders(path)
+    return path
+
+
+def _check_folders(path: Path) -> None:
+    """Raise if another user controls what is in a folder; those of its parents that exist are checked as well."""
+    for folder in filter(Path.exists, (path, *path.parents)):
         status = folder.stat()
         sticky = folder != path and status.st_mode & stat.S_ISVTX  # as /tmp: only the owner renames what is in it
         if status.st_uid not in ((os.getuid(),) if folder == path else (os.getuid(), 0)):
             raise BuildError(f"the folder {folder} belongs to another user, who could replace a compiled library")
         if status.st_mode & _OTHERS_WRITE and not sticky:
             raise BuildError(f"other users may write to the folder {folder}, and could replace a compiled library")
-    return path
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Whether a library ends before its table of sections, which is last; loading it would end the process (SIGBUS)."""
+    if not path.is_file() or path.is_symlink():
+        return False  # refused later
+    with path.open("rb") as file:
+        head = file.read(_ELF.size)
+    if len(head) < _ELF.size:
+        return True
+    magic, offset, entry, count = _ELF.unpack(head)
+    return bool(magic == b"\x7fELF\x02\x01" and path.stat().st_size < offset + entry * count)
 
 
 def _check_file(path: Path) -> None:

@@ -135,8 +135,8 @@ class _Training(torch.autograd.Function):
         data = _readable(x)
         n, c, _, _ = sizes = _sizes(data, groups)
         y = torch.empty_like(data)
-        table = torch.empty(2 * (n * (c + groups) + c), dtype=torch.float64)
-        moments = torch.empty(2, c)
+        table = _scratch(2 * (n * (c + groups) + c), torch.float64)
+        moments = _scratch(2 * c).view(2, c)
         given = _floats(weight), _floats(bias), None if residual is None else like(_readable(residual), data)
         library().call(
             "contnorm_cn_train",
@@ -221,13 +221,14 @@ def _gradients(
     grad = like(_readable(dy), data)
     dx = torch.empty_like(data) if for_input or y is not None else None
     dresidual = None if y is None else torch.empty_like(data)
-    sums = torch.empty(2, x.shape[1])
+    saved = None if y is None else like(_readable(y), data)  # hooks on saved tensors may have changed its layout
+    sums = _scratch(2 * x.shape[1]).view(2, -1)
     scale, offset = _floats(weight), _floats(bias)
     library().call(
         "contnorm_cn_backward",
         grad.data_ptr(),
         data.data_ptr(),
-        *map(_pointer, (y, scale, offset, table, dx)),
+        *map(_pointer, (saved, scale, offset, table, dx)),
         sums[0].data_ptr(),
         sums[1].data_ptr(),
         _pointer(dresidual),
@@ -255,6 +256,11 @@ def _sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
 def _layout(x: Tensor) -> tuple[bool, bool]:
     """Return whether values of a position are next to each other, and whether they are bfloat16."""
     return x.dim() == 2 or (channels_last(x) and not x.is_contiguous()), x.dtype == torch.bfloat16
+
+
+def _scratch(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Allocate memory that the kernel writes to, whatever the default dtype and device of the program are."""
+    return torch.empty(size, dtype=dtype, device="cpu")
 
 
 def _floats(vector: Tensor | None) -> Tensor | None:

@@ -269,8 +269,8 @@ struct ContinualNormBackward : public Node {
     if (at::GradMode::is_enabled() || !is_plain_gradient(dy, x)) return in_python(dy, x, y, weight, bias, table);
     const at::AutoDispatchBelowAutograd below;
     Sizes sizes;
-    sizes_of(x, sizes);
-    if (!dy.sizes().equals(x.sizes()) || dy.scalar_type() != x.scalar_type())
+    // Hooks on saved tensors may have changed layouts.
+    if (!sizes_of(x, sizes) || (y.defined() && !is_dense(y, sizes.last)) || !dy.sizes().equals(x.sizes()) || dy.scalar_type() != x.scalar_type())
       return in_python(dy, x, y, weight, bias, table);
     if (!is_dense(dy, sizes.last)) dy = at::empty_like(x).copy_(dy);
     const auto plan = find(signature_of(BACKWARD, x, sizes, settings.groups, settings.relu, settings.residual, {dy, x, y, weight, bias, table}));
@@ -385,7 +385,9 @@ struct Call {
     if (!tensors || !x.defined() || mean.defined() != var.defined()) return false;
     if (!PyBool_Check(args[5]) || !PyFloat_CheckExact(args[7]) || !PyLong_CheckExact(args[8]) || !PyBool_Check(args[9])) return false;
     training = args[5] == Py_True || !mean.defined();
-    settings = {PyFloat_AS_DOUBLE(args[7]), PyLong_AsLongLong(args[8]), args[9] == Py_True, residual.defined()};
+    int overflow = 0;  // a number of groups beyond 64 bits, which Python refuses
+    settings = {PyFloat_AS_DOUBLE(args[7]), PyLong_AsLongLongAndOverflow(args[8], &overflow), args[9] == Py_True, residual.defined()};
+    if (overflow != 0) return false;
     if (!(settings.eps > 0.0 && settings.eps < 1.0)) return false;
     if (PyFloat_CheckExact(args[6])) {
       weight_of_batch = PyFloat_AS_DOUBLE(args[6]);

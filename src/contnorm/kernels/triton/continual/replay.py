@@ -151,7 +151,7 @@ def _load_or_build(x: Tensor) -> None:
     with _lock:
         if _state != "unused":
             return
-        mode = os.environ.get("CONTNORM_EAGER", "auto")
+        mode = os.environ.get("CONTNORM_EAGER") or "auto"  # an empty variable counts as not set
         if mode not in MODES:
             raise ValueError(f"CONTNORM_EAGER={mode!r} is not one of {', '.join(MODES)}.")
         if mode == "python" or not (x.is_cuda and CACHES_KERNELS):

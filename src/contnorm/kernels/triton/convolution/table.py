@@ -105,7 +105,7 @@ class ConvolutionTable:
             ValueError: If the values are not those of a table.
         """
         try:
-            entries = {_key(*row[:3]): Tiles(*row[3]) for row in rows}
+            entries = {_key(*row[:3]): _tiles(row[3]) for row in rows}
         except (TypeError, IndexError) as error:
             raise ValueError(f"is not a table of convolutions ({error})") from error
         return cls(entries)
@@ -119,7 +119,18 @@ class ConvolutionTable:
 def _key(direction: Direction, dtype: str, geometry: Sequence[int]) -> Key:
     if direction not in DIRECTIONS:
         raise ValueError(f"has the direction {direction!r}, which is not one of {', '.join(DIRECTIONS)}")
+    if not all(type(size) is int for size in geometry):
+        raise ValueError(f"has the sizes {geometry!r}, which are not integers")
     return direction, dtype, Geometry(*geometry)
+
+
+def _tiles(values: Sequence[Any]) -> Tiles:
+    """Return tiles, checked: a kernel with no parts of a sum, for example, would leave its output as it was."""
+    tiles = Tiles(*values)
+    numbers, flags = tiles[:6], tiles[6:]
+    if not (all(type(number) is int and number >= 1 for number in numbers) and all(type(f) is bool for f in flags)):
+        raise ValueError(f"has the tiles {values!r}, which are not six positive integers, then true or false")
+    return tiles
 
 
 EMPTY = ConvolutionTable()
