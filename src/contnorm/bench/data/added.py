@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +85,7 @@ def add_arrays(
 ) -> Path:
     """Read a user's data, check it, and write it under the data root. See `contnorm.bench.add_dataset`."""
     target = root / name
-    root.mkdir(parents=True, exist_ok=True)
-    with _only_writer(root, name):
+    with _new_folders(root), _only_writer(root, name):
         if target.exists():
             raise UserError(f"{target}: exists. Use another name, or delete it to add the data set again.")
         partial = root / f".{name}.unfinished"
@@ -99,6 +98,20 @@ def add_arrays(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+@contextmanager
+def _new_folders(root: Path) -> Iterator[None]:
+    """Create a folder and its parents. If the block fails, those that are new and empty are removed again."""
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty: another process has written there
+            for folder in new:
+                folder.rmdir()
+        raise
 
 
 @contextmanager
