@@ -98,7 +98,7 @@ class Store:
     def check_writable(self) -> None:
         """Raise a `UserError` if the store is an archive."""
         if self.read_only:
-            raise UserError(f"{self.root}: is an archive, and archives are read-only. Use --runs with a folder.")
+            raise UserError(f"{self.root}: is an archive, and archives are read-only. Use a folder of runs.")
 
     @cached_property
     def archived(self) -> RecordSet:
