@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -135,6 +136,16 @@ def test_data_root_is_not_created_for_data_that_is_refused(tmp_path: Path) -> No
     with pytest.raises(UserError, match="one label per sample"):
         bench.add_dataset("blobs", tmp_path / "root", npz=path, tasks=2)
     assert (tmp_path / "root").is_dir()
+
+
+def test_data_root_that_is_not_writable_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_npz(tmp_path / "blobs.npz")
+    with pytest.raises(UserError, match=r"root: no data set can be written there \(Not a directory\)\. Use another"):
+        bench.add_dataset("blobs", path / "root", npz=path, tasks=2)
+    (tmp_path / "root").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # permissions do not bind a superuser
+    with pytest.raises(UserError, match=r"root: no data set can be written there \(Permission denied\)\."):
+        bench.add_dataset("blobs", tmp_path / "root", npz=path, tasks=2)
 
 
 def test_bad_folders_give_one_line_and_write_nothing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ when it is complete. Its content is verified again only if a file has changed si
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from contnorm.bench.files import (
     signatures,
 )
 from contnorm.bench.lazy_numpy import np
-from contnorm.errors import UserError
+from contnorm.errors import UserError, usable
 
 __all__ = ["MANIFEST", "add_arrays", "find_added", "list_added", "load_added", "read_added"]
 
@@ -104,7 +105,10 @@ def add_arrays(
 def _new_folders(root: Path) -> Iterator[None]:
     """Create a folder and its parents. If the block fails, those that are new and empty are removed again."""
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
-    root.mkdir(parents=True, exist_ok=True)
+    with usable(root, "no data set can be written there", "Use another folder (root= or --data-root)."):
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     try:
         yield
     except BaseException:
