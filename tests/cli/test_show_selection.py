@@ -135,6 +135,21 @@ def test_mistakes_are_one_line(show: Show, arguments: list[str], words: str) -> 
     assert code == 2 and not out and words in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("selection", ["seed=2", "status=diverged"])
+def test_diverged_runs_alone_are_rows_but_have_no_scores(show: Show, selection: str) -> None:
+    arguments = ("--where", selection, "--format", "csv", "--columns")
+    code, out, _ = show(*arguments, "norm,seed,status")
+    assert code == 0 and out.splitlines() == ["norm.name,seed,status", "cn,2,diverged"]
+    code, _, err = show(*arguments, "norm,acc")
+    assert code == 2 and "no selected run has the score 'acc'. All of them diverged." in err
+
+
+def test_folder_of_diverged_runs_is_a_table(tmp_path: Path, contnorm: Show) -> None:
+    Store(tmp_path).save_diverged(from_dict({"norm": {"name": "cn"}}), 2, "seed 2: the loss is nan.")
+    code, out, _ = contnorm("show", "--runs", tmp_path, "--format", "csv", "--columns", "norm,seed,status")
+    assert code == 0 and out.splitlines()[1:] == ["cn,2,diverged"]
+
+
 def stop(runs: Path, norm: str, seed: int) -> Path:
     config = from_dict({"norm": {"name": norm}})
     folder = runs / config.hash / f"{seed}.unfinished"

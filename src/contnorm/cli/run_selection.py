@@ -19,7 +19,11 @@ __all__ = ["find_unfinished", "load_selection", "naming_unfinished", "no_runs", 
 
 
 def load_selection(
-    store: Store, names: Sequence[str] | None, where: Sequence[str], unfinished: Sequence[UnfinishedRun] = ()
+    store: Store,
+    names: Sequence[str] | None,
+    where: Sequence[str],
+    unfinished: Sequence[UnfinishedRun] = (),
+    need_scores: bool = True,
 ) -> tuple[Runs, list[str]]:
     """Load the records with some names, or all, that meet all conditions; and the keys of all settings in the store.
 
@@ -28,9 +32,10 @@ def load_selection(
         names: Paths, or prefixes of run hashes; None for all records of the store.
         where: Conditions.
         unfinished: Unfinished runs, which the message names if there are no others.
+        need_scores: Whether at least one run must have finished; otherwise diverged runs suffice.
 
     Raises:
-        UserError: If no finished run is selected, with the reason.
+        UserError: If no such run is selected, with the reason.
     """
     with naming_unfinished(store.root):
         parts = [store.search(name) for name in names] if names else [store.load_all()]
@@ -39,14 +44,14 @@ def load_selection(
     finished = {(record.hash, record.seed) for record in records}
     diverged = drop_finished((run for part in parts for run in part.diverged_runs), finished)
     every = Runs.of(RecordSet(records, problems, diverged))
-    if not every.records:
+    if not every.records and (need_scores or not every.diverged):
         raise UserError("; ".join(problems) or no_runs(store.root, bool(every.diverged), unfinished))
     items: list[RunLike] = [*every.records, *every.diverged]
     keys = setting_keys(items)
     selected = every.where(*where)
-    if selected.diverged and not selected.records:
+    if need_scores and selected.diverged and not selected.records:
         raise UserError(f"all runs with {' '.join(where)} diverged, so they have no scores.")
-    if not selected.records:
+    if not selected.records and not selected.diverged:
         raise UserError(no_match(items, conditions_of(where, {}, keys)))
     return selected, keys
 

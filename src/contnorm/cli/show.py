@@ -82,7 +82,7 @@ def show(
     if not (where or sort or columns or by_task or form != "table"):
         _show_summaries(run, store, unfinished)
         return
-    content, keys = load_selection(store, run, where or (), unfinished)
+    content, keys = load_selection(store, run, where or (), unfinished, need_scores=form == "table")
     if sort:
         content = sort_runs(content, sort, reverse)
     unfinished = select(unfinished, conditions_of(where or (), {}, keys))
