@@ -33,7 +33,8 @@ def test_add_show_and_run(npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     root = ("--data-root", tmp_path / "root")
     added = output("data", "add", "blobs", "--npz", npz, "--tasks", "0,3;1,2", "--test-share", "0.25", *root)
     assert "60 training and 20 test samples of shape 6" in added and "task 0: 0, 3" in added
-    assert "contnorm run --stream blobs" in added
+    command = next(line for line in added.splitlines() if line.startswith("run it: "))
+    assert command == f"run it: contnorm run --stream blobs --data-root {tmp_path / 'root'}"
     assert "blobs (80 samples)" in output("data", *root)
     assert "task 1: 1, 2" in output("data", "blobs", *root)
     listing = bench.available(tmp_path / "root")["streams"]["blobs"]
@@ -92,3 +93,10 @@ def test_bad_input_gives_one_line(npz: Path, tmp_path: Path, arguments: tuple[st
     with pytest.raises(UserError, match=message) as error:
         output("data", *words, "--data-root", tmp_path / "root")
     assert "\n" not in str(error.value) and list((tmp_path / "root").iterdir()) == []
+
+
+def test_misspelt_name_of_added_data_is_suggested(npz: Path, tmp_path: Path) -> None:
+    root = ("--data-root", tmp_path / "root")
+    output("data", "add", "flowers", "--npz", npz, "--tasks", "2", *root)
+    with pytest.raises(UserError, match=r"unknown stream 'flower'\. Did you mean 'flowers'\? There are: .*, flowers\."):
+        output("run", "--stream", "flower", *root)

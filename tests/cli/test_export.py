@@ -46,6 +46,7 @@ def test_selected_runs_are_written(tmp_path: Path, contnorm: Callable[..., Resul
         (["nothing", "--to", "csv"], ["nothing", "no such file"]),
         (["runs", "--to", "csv", "--where", "nrom=cn"], ["nrom", "norm"]),
         (["runs", "--to", "csv", "-o", "runs"], ["runs", "exists"]),
+        (["runs", "--to", "csv", "--where", "lr=0.5"], ["No run has lr=0.5; train.lr is 0.0"]),
         (["runs"], ["--to"]),
     ],
 )

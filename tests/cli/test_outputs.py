@@ -19,6 +19,7 @@ from contnorm.bench.files import write_output
 from contnorm.bench.records import Record, Store, seal_of
 from contnorm.cli.main import main
 from contnorm.errors import UserError
+from contnorm.report import write_report
 from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import collect_report, report_files
 from contnorm.report.summaries import summaries_under
@@ -128,6 +129,14 @@ def test_report_rejects_suffix_of_another_format(
     assert call(monkeypatch, "report", "--runs", runs, "-o", out) == 2
     assert "--format md" in capsys.readouterr().err and not out.exists()
     assert call(monkeypatch, "report", "--runs", runs, "--format", "md", "-o", out) == 0
+
+
+@pytest.mark.parametrize(("form", "name"), [("html", "report.pdf"), ("csv", "report.XLSX")])
+def test_report_rejects_suffix_of_no_format(runs: Path, tmp_path: Path, form: str, name: str) -> None:
+    """A page that is named report.pdf would be taken for a damaged file."""
+    with pytest.raises(UserError, match=rf"{name}: a report can't be a .* file\. Use a name that ends in \.{form}"):
+        write_report(runs, tmp_path / name, form=form)
+    assert not (tmp_path / name).exists()
 
 
 RECIPE = """

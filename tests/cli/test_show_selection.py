@@ -135,6 +135,21 @@ def test_mistakes_are_one_line(show: Show, arguments: list[str], words: str) -> 
     assert code == 2 and not out and words in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("selection", ["seed=2", "status=diverged"])
+def test_diverged_runs_alone_are_rows_but_have_no_scores(show: Show, selection: str) -> None:
+    arguments = ("--where", selection, "--format", "csv", "--columns")
+    code, out, _ = show(*arguments, "norm,seed,status")
+    assert code == 0 and out.splitlines() == ["norm.name,seed,status", "cn,2,diverged"]
+    code, _, err = show(*arguments, "norm,acc")
+    assert code == 2 and "no selected run has the score 'acc'. All of them diverged." in err
+
+
+def test_folder_of_diverged_runs_is_a_table(tmp_path: Path, contnorm: Show) -> None:
+    Store(tmp_path).save_diverged(from_dict({"norm": {"name": "cn"}}), 2, "seed 2: the loss is nan.")
+    code, out, _ = contnorm("show", "--runs", tmp_path, "--format", "csv", "--columns", "norm,seed,status")
+    assert code == 0 and out.splitlines()[1:] == ["cn,2,diverged"]
+
+
 def stop(runs: Path, norm: str, seed: int) -> Path:
     config = from_dict({"norm": {"name": norm}})
     folder = runs / config.hash / f"{seed}.unfinished"
@@ -165,3 +180,26 @@ def test_folder_of_unfinished_runs_names_resume(tmp_path: Path, contnorm: Show) 
     for arguments in ([], ["--sort", "acc"]):
         code, _, error = contnorm("show", *arguments, "--runs", tmp_path)
         assert code == 2 and f"contnorm resume {tmp_path}" in error and error.count("\n") == 1
+
+
+def test_unfinished_runs_of_a_named_folder_are_resumed_in_that_folder(
+    show: Show, contnorm: Show, runs: Path, tmp_path: Path
+) -> None:
+    """The folder of --runs, which is not named, has nothing to resume."""
+    stop(runs, "bn", 7)
+    code, out, _ = contnorm("show", runs, "--runs", tmp_path / "other")
+    assert code == 0
+    assert out.splitlines()[-1] == f"1 unfinished run (1 stopped). Resume with: contnorm resume {runs}"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--sort", "acc"]])
+def test_named_folder_of_unfinished_runs_names_resume(tmp_path: Path, contnorm: Show, arguments: list[str]) -> None:
+    folder = stop(tmp_path / "stopped", "bn", 0)
+    resume = f"1 unfinished run (1 stopped). Resume with: contnorm resume {tmp_path / 'stopped'}\n"
+    for name in (tmp_path / "stopped", folder.parent):
+        code, _, error = contnorm("show", name, *arguments, "--runs", tmp_path / "other")
+        assert code == 2 and error == f"contnorm: no finished runs under {name}. {resume}"
+    name = folder.parent.name[:6]
+    for command in (("show", name, *arguments), ("compare", name, name)):
+        code, _, error = contnorm(*command, "--runs", tmp_path / "stopped")
+        assert code == 2 and error == f"contnorm: no finished run '{name}' under {tmp_path / 'stopped'}. {resume}"

@@ -56,7 +56,14 @@ ADVICE = {
     "MammothNotFoundError": "Start Python in mammoth's folder, or put that folder first on `sys.path`.",
 }
 # Caught by the package, which raises a `UserError`, skips a check or uses another kernel instead.
-INTERNAL = {"BuildError", "CheckSkipped", "PickleFormatError", "SlotError", "UnsupportedStateError"}
+INTERNAL = {
+    "BuildError",
+    "CheckSkipped",
+    "NoFinishedRunError",
+    "PickleFormatError",
+    "SlotError",
+    "UnsupportedStateError",
+}
 
 
 class Found(NamedTuple):

@@ -25,6 +25,7 @@ from contnorm.bench.optional_libraries import import_library
 from contnorm.bench.record import seal_of
 from contnorm.bench.records import DivergedRun, Record
 from contnorm.bench.runs import Runs, load_runs
+from contnorm.bench.selection import RunLike, conditions_of, no_match, setting_keys
 from contnorm.errors import UserError, unknown, usable
 
 __all__ = ["ExportedRuns", "export"]
@@ -97,9 +98,13 @@ def export(
     if to not in targets:
         raise unknown("format", to, targets)
     name = "runs" if isinstance(runs, Runs) else _stem(Path(runs))
-    content = runs if isinstance(runs, Runs) else load_runs(runs)
-    content = content.where(*([where] if isinstance(where, str) else where))
+    every = runs if isinstance(runs, Runs) else load_runs(runs)
+    conditions = [where] if isinstance(where, str) else list(where)
+    content = every.where(*conditions)
     if not content.records and not content.diverged:
+        items: list[RunLike] = [*every.records, *every.diverged]
+        if items:
+            raise UserError(no_match(items, conditions_of(conditions, {}, setting_keys(items))))
         reasons = f" {'; '.join(content.problems)}" if content.problems else ""
         raise UserError(f"{name}: there are no runs to export.{reasons}")
     if to in _FORMATS:

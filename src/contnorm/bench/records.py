@@ -52,6 +52,7 @@ __all__ = [
     "LARGEST_SEED",
     "SCHEMA",
     "DivergedRun",
+    "NoFinishedRunError",
     "Record",
     "RecordLike",
     "RecordSet",
@@ -97,7 +98,7 @@ class Store:
     def check_writable(self) -> None:
         """Raise a `UserError` if the store is an archive."""
         if self.read_only:
-            raise UserError(f"{self.root}: is an archive, and archives are read-only. Use --runs with a folder.")
+            raise UserError(f"{self.root}: is an archive, and archives are read-only. Use a folder of runs.")
 
     @cached_property
     def archived(self) -> RecordSet:
@@ -405,12 +406,29 @@ def read_notes(folder: RunFolder, problems: list[str]) -> list[DivergedRun]:
     return diverged
 
 
+class NoFinishedRunError(UserError):
+    """A query that matches no finished and no diverged run.
+
+    Attributes:
+        query: The query, a path or the prefix of a hash.
+        reason: What was not found, without the advice that follows it in the message.
+    """
+
+    def __init__(self, query: str, root: Path) -> None:
+        self.query = query
+        if Path(query).is_dir():
+            self.reason, advice = f"no finished runs under {query}.", "Use another folder of runs."
+        else:
+            self.reason, advice = f"no finished run {query!r} under {root}.", "Use a path, or the beginning of a hash."
+        super().__init__(f"{self.reason} {advice}")
+
+
 def no_finished_run(query: str, root: Path, diverged: Mapping[str, Mapping[int, str]]) -> UserError:
     """Error for a query that matches no finished run."""
     reasons = " ".join(reason for seeds in diverged.values() for reason in seeds.values())
     if diverged:
         return UserError(f"{query!r}: has no scores, because all its seeds diverged. {reasons}".rstrip())
-    return UserError(f"no finished run {query!r} under {root}. Use a path, or the beginning of a hash.")
+    return NoFinishedRunError(query, root)
 
 
 def _is_diverged(path: Path) -> bool:

@@ -50,7 +50,7 @@ from contnorm.bench.stats import (
 )
 from contnorm.cli.common import RunsFolder, Where, console, is_explicit
 from contnorm.cli.examples import Example, examples
-from contnorm.cli.run_selection import load_selection
+from contnorm.cli.run_selection import load_selection, naming_unfinished
 from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError, unknown
 from contnorm.paper.format import spread
@@ -155,7 +155,8 @@ def select_run(text: str, store: Store, where: Sequence[str]) -> SelectedRun:
         runs, known = load_selection(store, None, [*where, text])
         keys = {condition.key for condition in parse_selection(text, known)}
     else:
-        runs, keys = Runs.of(store.find_one(text)).where(*where), None
+        with naming_unfinished(store.root):
+            runs, keys = Runs.of(store.find_one(text)).where(*where), None
         if not runs.records:
             raise UserError(f"{text}: no finished run of it has {' '.join(where)}.")
     configs = [group[0].config for group in group_by_run(runs.records).values()]

@@ -5,6 +5,7 @@ For data sets that are built from others, the progress of the build and the miss
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -172,9 +173,9 @@ def add(
             test_share=0.2 if test_share is None else test_share,
             progress=lambda _, done, total: progress.update(bar, completed=done, total=total),
         )
-    _print_lines(
-        [f"{path}: added", *_describe_added(read_added(path)), f"run it: contnorm run --stream {name}"], console
-    )
+    elsewhere = "" if root is None else f" --data-root {shlex.quote(str(root))}"
+    command = f"contnorm run --stream {name}{elsewhere}"
+    _print_lines([f"{path}: added", *_describe_added(read_added(path)), f"run it: {command}"], console)
 
 
 def _parse_tasks(text: str | None, npz: Path | None) -> int | list[list[Any]] | None:

@@ -69,10 +69,11 @@ def _find_columns(text: str, runs: Runs, option: str) -> list[_Column]:
     if not all(names):
         raise UserError(f"{option} {text!r}: a name is missing. Separate names by commas, such as norm,lr,acc.")
     columns = [_find_column(name, keys, option) for name in names]
-    scores = {name for record in runs.records for name in (LABEL_SCORES if record.multi_label else SCORES)}
+    scores = dict.fromkeys(name for record in runs.records for name in (LABEL_SCORES if record.multi_label else SCORES))
     for column in columns:
         if column.key in _ALL_SCORES and column.key not in scores:
-            raise UserError(f"{option}: no selected run has the score {column.title!r}. There are {', '.join(scores)}.")
+            known = f"There are {', '.join(scores)}." if scores else "All of them diverged."
+            raise UserError(f"{option}: no selected run has the score {column.title!r}. {known}")
     return columns
 
 

@@ -25,7 +25,7 @@ from contnorm.bench.unfinished import UnfinishedRun
 from contnorm.cli.common import RunsFolder, Where, console
 from contnorm.cli.examples import Example, examples
 from contnorm.cli.run_columns import FORMATS, format_rows, show_columns, sort_runs
-from contnorm.cli.run_selection import find_unfinished, load_selection, no_runs, unfinished_lines
+from contnorm.cli.run_selection import find_unfinished, load_selection, naming_unfinished, no_runs, unfinished_lines
 from contnorm.cli.tables import column_widths, print_columns, print_error, print_indented, print_text, safe_text
 from contnorm.errors import UserError, unknown
 from contnorm.paper.record_remarks import LABEL_FORGETTING, data_part, data_remarks, digits_remarks
@@ -82,18 +82,18 @@ def show(
     if not (where or sort or columns or by_task or form != "table"):
         _show_summaries(run, store, unfinished)
         return
-    content, keys = load_selection(store, run, where or (), unfinished)
+    content, keys = load_selection(store, run, where or (), unfinished, need_scores=form == "table")
     if sort:
         content = sort_runs(content, sort, reverse)
     unfinished = select(unfinished, conditions_of(where or (), {}, keys))
     if form != "table":
         text = format_rows(content, columns, form)
-        for line in [*content.problems, *unfinished_lines(unfinished, runs)]:
+        for line in [*content.problems, *unfinished_lines(unfinished)]:
             print_error(line)
         print(text, end="")
     else:
         _show_selection(content, columns, by_task, bool(run))
-        _show_notes(content.records, reasons_by_run(content.diverged), unfinished, runs)
+        _show_notes(content.records, reasons_by_run(content.diverged), unfinished)
 
 
 def _show_selection(content: Runs, columns: str | None, by_task: bool, named: bool) -> None:
@@ -112,7 +112,8 @@ def _show_selection(content: Runs, columns: str | None, by_task: bool, named: bo
 
 def _show_summaries(run: list[str] | None, store: Store, unfinished: Sequence[UnfinishedRun]) -> None:
     """Show all runs, or those that are named; summaries of unchanged records are read from the index."""
-    matches = [find_summaries(store, name) for name in run] if run else [summaries_under(store.root)]
+    with naming_unfinished(store.root):
+        matches = [find_summaries(store, name) for name in run] if run else [summaries_under(store.root)]
     problems = list(dict.fromkeys(problem for match in matches for problem in match.problems))
     records = drop_duplicates([record for match in matches for record in match.records], problems)
     diverged = {run: notes for match in matches for run, notes in match.diverged.items()}
@@ -121,16 +122,16 @@ def _show_summaries(run: list[str] | None, store: Store, unfinished: Sequence[Un
     for problem in [*problems, *unknown_names(records)]:
         print_error(problem)
     show_scores(records, console)
-    _show_notes(records, diverged, unfinished, store.root)
+    _show_notes(records, diverged, unfinished)
     if run:
         show_unsealed(records, console)
 
 
 def _show_notes(
-    records: Sequence[Record | Summary], diverged: DivergedSeeds, unfinished: Sequence[UnfinishedRun], root: Path
+    records: Sequence[Record | Summary], diverged: DivergedSeeds, unfinished: Sequence[UnfinishedRun]
 ) -> None:
     show_diverged(records, diverged, console)
-    for line in unfinished_lines(unfinished, root):
+    for line in unfinished_lines(unfinished):
         print_text(line, console)
 
 

@@ -53,6 +53,7 @@ __all__ = [
 FORMATS = ("html", "md", "latex", "csv")
 PARTS = ("all", "comparison", "tables", "claims", "runs")
 ENDINGS = {"html": "html", "md": "md", "latex": "tex", "csv": "csv"}
+_NO_REPORTS = {".pdf", ".json", ".png", ".svg", ".docx", ".xlsx"}  # a program would not open a report of that name
 MOST_DRAWN = 12  # experiments that a page shows unfolded and with figures
 FILLED_IN = {
     "stream.source",
@@ -416,6 +417,15 @@ def write_report(
 
 def _check_ending(path: Path, form: str) -> None:
     """Raise a `UserError` if the suffix of a file belongs to another format."""
-    suffix_format = {f".{ending}": name for name, ending in ENDINGS.items()}.get(path.suffix.lower(), form)
-    if form in ENDINGS and suffix_format != form:
-        raise UserError(f"{path}: is not the name of a {form} file. Use --format {suffix_format}, or another name.")
+    suffix = path.suffix.lower()
+    suffix_format = {f".{ending}": name for name, ending in ENDINGS.items()}.get(suffix, form)
+    if suffix_format != form:
+        raise UserError(
+            f"{path}: is not the name of a {form} file. Use form={suffix_format!r} (--format {suffix_format}), or "
+            f"another name."
+        )
+    if suffix in _NO_REPORTS:
+        raise UserError(
+            f"{path}: a report can't be a {suffix[1:]} file. Use a name that ends in .{ENDINGS[form]}; the formats are "
+            f"{', '.join(FORMATS)}."
+        )

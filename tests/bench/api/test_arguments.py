@@ -96,6 +96,12 @@ def test_stream_and_experiments_are_checked(stream: bench.Stream) -> None:
         bench.run(3)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="'norms'"):
         bench.run_all(stream, [{"norms": "bn"}])
+    for several in ("bn", {"norm": "bn"}, None):
+        with pytest.raises(UserError, match=r"experiments=.*: use a list of dictionaries"):
+            bench.run_all(stream, several)  # type: ignore[arg-type]
+    for one in ("bn", None):
+        with pytest.raises(UserError, match=rf"experiment {one!r}: use a dictionary"):
+            bench.run_all(stream, [one])  # type: ignore[list-item]
 
 
 def test_home_folder_is_expanded(stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +160,9 @@ def test_recorded_runs_give_a_result_and_a_comparison(stream: bench.Stream, tmp_
     assert np.array_equal(result.accuracy, first.accuracy, equal_nan=True) and result.plot().axes
     comparison = bench.compare(runs.where(norm="cn"), runs.where(norm="bn"))
     assert comparison.differences == bench.compare(second, first).differences
+    for path in ("runs", tmp_path):
+        with pytest.raises(UserError, match=r"use the records of one experiment, such as bench\.load_runs"):
+            bench.Result(path)  # type: ignore[arg-type]
     for wrong in ("runs", 3):
         with pytest.raises(UserError, match="a="):
             bench.compare(wrong, first)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -111,7 +112,40 @@ def test_bad_arrays_give_one_line_and_write_nothing(tmp_path: Path, changes: dic
     npz = save_npz(tmp_path / "a.npz", **changes)
     with pytest.raises(UserError, match=message) as error:
         bench.add_dataset("blobs", tmp_path / "root", npz=npz, tasks=2)
-    assert "\n" not in str(error.value) and list((tmp_path / "root").iterdir()) == []
+    assert "\n" not in str(error.value) and not (tmp_path / "root").exists()
+
+
+def test_files_of_other_formats_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "array.npy", X)
+    (tmp_path / "text.csv").write_text("x,y\n1,2\n")
+    np.savez(tmp_path / "objects.npz", x=np.array([object()]), y=Y[:1])
+    reasons = {"array.npy": "is a single array", "text.csv": "another format", "objects.npz": "it has Python objects"}
+    for name, reason in reasons.items():
+        with pytest.raises(UserError, match=reason) as error:
+            bench.Stream.from_npz(tmp_path / name, tasks=2)
+        assert "pickle" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_data_root_is_not_created_for_data_that_is_refused(tmp_path: Path) -> None:
+    path = save_npz(tmp_path / "blobs.npz", y_train=Y[1:])
+    for _ in range(2):
+        with pytest.raises(UserError, match="one label per sample"):
+            bench.add_dataset("blobs", tmp_path / "new" / "root", npz=path, tasks=2)
+        assert not (tmp_path / "new").exists()
+    (tmp_path / "root").mkdir()  # existed before, so it stays
+    with pytest.raises(UserError, match="one label per sample"):
+        bench.add_dataset("blobs", tmp_path / "root", npz=path, tasks=2)
+    assert (tmp_path / "root").is_dir()
+
+
+def test_data_root_that_is_not_writable_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_npz(tmp_path / "blobs.npz")
+    with pytest.raises(UserError, match=r"root: no data set can be written there \(Not a directory\)\. Use another"):
+        bench.add_dataset("blobs", path / "root", npz=path, tasks=2)
+    (tmp_path / "root").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # permissions do not bind a superuser
+    with pytest.raises(UserError, match=r"root: no data set can be written there \(Permission denied\)\."):
+        bench.add_dataset("blobs", tmp_path / "root", npz=path, tasks=2)
 
 
 def test_bad_folders_give_one_line_and_write_nothing(tmp_path: Path) -> None:
@@ -130,7 +164,7 @@ def test_bad_folders_give_one_line_and_write_nothing(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             bench.add_dataset("pets", tmp_path / "root", folder=folder, tasks=2)
-        assert list((tmp_path / "root").iterdir()) == []
+        assert not (tmp_path / "root").exists()
 
 
 @pytest.mark.parametrize(

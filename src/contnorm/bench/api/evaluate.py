@@ -87,6 +87,7 @@ def accuracy_matrix(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     for i, row in enumerate(rows):
         values = np.asarray(row, dtype=np.float64)
         if values.ndim != 1 or not i < len(values) <= tasks:
-            raise UserError(f"row {i} has shape {values.shape}. Give {i + 1} to {tasks} accuracies after task {i}.")
+            count = f"{i + 1} to {tasks}" if i + 1 < tasks else str(tasks)
+            raise UserError(f"row {i} has shape {values.shape}. Give {count} accuracies after task {i}.")
         matrix[i, : len(values)] = values
     return matrix

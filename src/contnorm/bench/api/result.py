@@ -6,6 +6,7 @@ import base64
 import html
 import io
 from collections.abc import Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,6 +77,10 @@ class Result:
         weights: Mapping[int, bytes | Path] | None = None,
         objects: Mapping[str, PythonObject] | None = None,
     ) -> None:
+        if isinstance(records, str | PathLike):
+            raise UserError(
+                f"records={str(records)!r}: use the records of one experiment, such as bench.load_runs(...).where(...)."
+            )
         self.records = sorted(records, key=lambda record: record.seed)
         hashes = {record.config.hash for record in self.records}
         if len(hashes) != 1:

@@ -267,6 +267,8 @@ def run_experiments(
     stream.check_unchanged()
     seed_list = list_seeds(seeds)
     log_options = LogOptions.of(log, log_every, log_dir)
+    if isinstance(experiments, str | Mapping) or not isinstance(experiments, Iterable):
+        raise UserError(f"experiments={experiments!r}: use a list of dictionaries, such as [{{'norm': 'bn'}}].")
     resolved = [
         experiment
         if isinstance(experiment, ResolvedExperiment)
@@ -302,6 +304,8 @@ def resolve_experiment(stream: Stream, arguments: Mapping[str, Any], recorded: b
         arguments: As in `run_all`.
         recorded: Whether runs are recorded, so that Python objects need an identity.
     """
+    if not isinstance(arguments, Mapping):
+        raise UserError(f"experiment {arguments!r}: use a dictionary of arguments of run, such as {{'norm': 'bn'}}.")
     unknown_keys = sorted(set(map(str, arguments)) - set(ARGUMENTS))
     if unknown_keys:
         raise unknown("argument of an experiment", unknown_keys[0], ARGUMENTS)

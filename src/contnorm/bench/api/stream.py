@@ -16,12 +16,12 @@ from torch.utils.data import Dataset
 
 from contnorm.bench.api.avalanche_benchmark import read_benchmark
 from contnorm.bench.api.samples import sample_array
-from contnorm.bench.components import Component, find_component
+from contnorm.bench.components import Component, components, find_component
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import with_setting
-from contnorm.bench.data.added import find_added, read_added
+from contnorm.bench.data.added import find_added, list_added, read_added
 from contnorm.bench.data.arrays import ArraySource, array_source
 from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.npz import read_npz
@@ -34,7 +34,7 @@ from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.streams.tasks import ALIASES, STREAMS, Items, TaskSequence, build_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.bench.user_code import user_code_error
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 
 __all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
 
@@ -408,6 +408,9 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
     if added is None and (component := _registered_data(name)) is not None:
         return _make_registered(component, folder, settings)
     if added is None:
+        if isinstance(name, str) and name.lower() not in {*STREAMS, *ALIASES}:
+            registered = [component.name for component in components("dataset")]
+            raise unknown("stream", name, [*STREAMS, *registered, *list_added(folder)])
         return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
     manifest = read_added(added)
     scenario = {} if manifest.get("task_classes") is not None else {"scenario": "domain"}

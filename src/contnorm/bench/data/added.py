@@ -6,11 +6,12 @@ when it is complete. Its content is verified again only if a file has changed si
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from contnorm.bench.files import (
     signatures,
 )
 from contnorm.bench.lazy_numpy import np
-from contnorm.errors import UserError
+from contnorm.errors import UserError, usable
 
 __all__ = ["MANIFEST", "add_arrays", "find_added", "list_added", "load_added", "read_added"]
 
@@ -85,8 +86,7 @@ def add_arrays(
 ) -> Path:
     """Read a user's data, check it, and write it under the data root. See `contnorm.bench.add_dataset`."""
     target = root / name
-    root.mkdir(parents=True, exist_ok=True)
-    with _only_writer(root, name):
+    with _new_folders(root), _only_writer(root, name):
         if target.exists():
             raise UserError(f"{target}: exists. Use another name, or delete it to add the data set again.")
         partial = root / f".{name}.unfinished"
@@ -99,6 +99,23 @@ def add_arrays(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+@contextmanager
+def _new_folders(root: Path) -> Iterator[None]:
+    """Create a folder and its parents. If the block fails, those that are new and empty are removed again."""
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
+    with usable(root, "no data set can be written there", "Use another folder (root= or --data-root)."):
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty: another process has written there
+            for folder in new:
+                folder.rmdir()
+        raise
 
 
 @contextmanager

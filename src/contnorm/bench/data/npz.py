@@ -64,15 +64,18 @@ def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file.")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if isinstance(archive, np.ndarray):
-                raise UserError(
-                    f"{path}: is a single array. Use an .npz file with x_train, y_train, x_test and y_test."
-                )
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise UserError(f"{path}: is a single array. Use an .npz file with x_train, y_train, x_test and y_test.")
+        with archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: can't be read as an .npz file of arrays ({reason}).") from error
+        if "pickle" in reason:  # numpy takes any file that it does not know for a pickle, and advises to load it
+            reason = "it has Python objects, which are not loaded" if zipfile.is_zipfile(path) else "another format"
+        raise UserError(
+            f"{path}: can't be read as an .npz file of arrays ({reason}). Save arrays of numbers with np.savez."
+        ) from error
 
 
 def _split(path: Path, parts: Mapping[str, Any], share: float) -> dict[str, Any]:
