@@ -46,5 +46,6 @@ def report(
         print(report_text(content, form, part), end="")
         return
     files = write_report(content, out, form=form, part=part)
-    where = str(files[0]) if len(files) == 1 and not (out and out.is_dir()) else f"{len(files)} files under {out}"
+    alone = len(files) == 1 and not (out and out.is_dir())
+    where = str(files[0]) if alone else f"{counted(len(files), 'file')} under {out}"
     console.print(safe_text(f"{counted(content.runs, 'run')} in {where}"), soft_wrap=True)
