@@ -139,6 +139,13 @@ def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         list(measure_speed("layers", tmp_path, only=["cn"]))
 
 
+def test_steps_are_limited_in_whole_runs_only(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--max-steps 5 .*not to step.* speed run"):
+        list(measure_speed("step", tmp_path, max_steps=5))
+    with pytest.raises(UserError, match="max_steps=0"):
+        list(measure_speed("run", tmp_path, max_steps=0))
+
+
 def test_recipe_is_timed_once_after_its_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of the benchmark are executed, restricted to one norm and few steps, on images of noise."""
     ran: list[str] = []

@@ -18,7 +18,7 @@ from contnorm.benchmarks.runs import RUN_CASES, measure_runs
 from contnorm.benchmarks.startup import measure_startup
 from contnorm.benchmarks.step import measure_steps
 from contnorm.benchmarks.timing import environment_of, flatten_row, write_rows
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError, check_count, unknown
 from contnorm.kernels.triton.convolution.table import ConvolutionTable, environment_of_table, format_tables, read_tables
 
 __all__ = ["KINDS", "describe_environment", "measure_speed"]
@@ -58,10 +58,12 @@ def measure_speed(
         Traceback (most recent call last):
         contnorm.errors.UserError: unknown benchmark 'laps'. ...
     """
-    if only and what != "run":
-        raise UserError(
-            f"--only {' '.join(only)} applies to the benchmark run, not to {what}. Leave it out, or use: speed run"
-        )
+    of_runs = {f"--only {' '.join(only)}": bool(only), f"--max-steps {max_steps}": max_steps is not None}
+    for option, is_given in of_runs.items():
+        if is_given and what != "run":
+            raise UserError(f"{option} applies to the benchmark run, not to {what}. Leave it out, or use: speed run")
+    if max_steps is not None:
+        check_count(max_steps, "max_steps")
     if what not in KINDS:
         raise unknown("benchmark", what, KINDS)
     if shape is not None and what != "convolutions":

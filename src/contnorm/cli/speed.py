@@ -37,7 +37,9 @@ def speed(
     ] = "layers",
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder of the CSV files to write.")] = Path("speed"),
-    max_steps: Annotated[int | None, typer.Option(help="Stop each timed run after N steps (smoke test).")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Stop each timed run after N steps (smoke test); for `run` only.")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Time only runs with this strategy, norm or stream; repeatable; for `run` only."),
