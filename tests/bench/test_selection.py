@@ -101,8 +101,8 @@ def test_mistakes_are_errors(text: str, words: str) -> None:
 
 def test_empty_selection_is_explained() -> None:
     items: list[RunLike] = [*RUNS.records, *RUNS.diverged]
-    assert no_match(items, parse_selection("norm=bn,lr=0.02")) == "No run has lr=0.02; train.lr is 0.03, 0.1 or 0.3."
-    assert "all of norm=cn lr=0.1" in no_match(items, parse_selection("norm=cn,lr=0.1"))
+    assert no_match(items, ["norm=bn,lr=0.02"]) == "No run has lr=0.02; train.lr is 0.03, 0.1 or 0.3."
+    assert "all of norm=cn lr=0.1" in no_match(items, ["norm=cn,lr=0.1"])
 
 
 def test_paths_are_not_selections() -> None:

@@ -25,7 +25,7 @@ from contnorm.bench.optional_libraries import import_library
 from contnorm.bench.record import seal_of
 from contnorm.bench.records import DivergedRun, Record
 from contnorm.bench.runs import Runs, load_runs
-from contnorm.bench.selection import RunLike, conditions_of, no_match, setting_keys
+from contnorm.bench.selection import RunLike, no_match
 from contnorm.errors import UserError, unknown, usable
 
 __all__ = ["ExportedRuns", "export"]
@@ -104,7 +104,7 @@ def export(
     if not content.records and not content.diverged:
         items: list[RunLike] = [*every.records, *every.diverged]
         if items:
-            raise UserError(no_match(items, conditions_of(conditions, {}, setting_keys(items))))
+            raise UserError(no_match(items, conditions))
         reasons = f" {'; '.join(content.problems)}" if content.problems else ""
         raise UserError(f"{name}: there are no runs to export.{reasons}")
     if to in _FORMATS:

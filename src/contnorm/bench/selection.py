@@ -301,15 +301,16 @@ def _check_names(items: Sequence[RunLike], condition: Condition) -> None:
             raise UserError(f"{condition.typed or key}: no record has {value!r}.{hint} There are {', '.join(names)}.")
 
 
-def no_match(items: Sequence[RunLike], conditions: Sequence[Condition]) -> str:
-    """Why no run is selected: the first condition that holds for none, with the values that occur.
+def no_match(items: Sequence[RunLike], texts: Sequence[str]) -> str:
+    """Why no run meets conditions: the first condition that holds for none, with the values that occur.
 
     Example:
-        >>> no_match([], parse_selection("norm=cn"))
+        >>> no_match([], ["norm=cn"])
         'There are no runs.'
     """
     if not items:
         return "There are no runs."
+    conditions = conditions_of(texts, {}, setting_keys(items))
     for condition in conditions:
         if not select(items, [condition]):
             values = _values(items, condition.key)

@@ -11,7 +11,7 @@ from contnorm.bench.archives import is_archive
 from contnorm.bench.record_sets import RecordSet, drop_duplicates, drop_finished
 from contnorm.bench.records import NoFinishedRunError, Store
 from contnorm.bench.runs import Runs
-from contnorm.bench.selection import RunLike, conditions_of, no_match, setting_keys
+from contnorm.bench.selection import RunLike, no_match, setting_keys
 from contnorm.bench.unfinished import UnfinishedRun, unfinished_runs
 from contnorm.errors import UserError
 
@@ -52,7 +52,7 @@ def load_selection(
     if need_scores and selected.diverged and not selected.records:
         raise UserError(f"all runs with {' '.join(where)} diverged, so they have no scores.")
     if not selected.records and not selected.diverged:
-        raise UserError(no_match(items, conditions_of(where, {}, keys)))
+        raise UserError(no_match(items, where))
     return selected, keys
 
 

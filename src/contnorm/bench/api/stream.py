@@ -404,24 +404,16 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
         5
     """
     folder = data_root(None if root is None else Path(root).expanduser())
-    added = find_added(name, folder) if isinstance(name, str) and name.lower() not in {*STREAMS, *ALIASES} else None
-    if added is None and (component := _registered_data(name)) is not None:
-        return _make_registered(component, folder, settings)
-    if added is None:
-        if isinstance(name, str) and name.lower() not in {*STREAMS, *ALIASES}:
-            registered = [component.name for component in components("dataset")]
-            raise unknown("stream", name, [*STREAMS, *registered, *list_added(folder)])
-        return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
-    manifest = read_added(added)
-    scenario = {} if manifest.get("task_classes") is not None else {"scenario": "domain"}
-    return Stream({"name": manifest["stream"], "source": manifest["source"], **scenario, **settings}, folder)
-
-
-def _registered_data(name: object) -> Component | None:
-    """Return the data set that a program or a plugin registered under a name; None if there is none."""
     if not isinstance(name, str) or name.lower() in {*STREAMS, *ALIASES}:
-        return None
-    return find_component("dataset", name)
+        return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
+    if (added := find_added(name, folder)) is not None:
+        manifest = read_added(added)
+        scenario = {} if manifest.get("task_classes") is not None else {"scenario": "domain"}
+        return Stream({"name": manifest["stream"], "source": manifest["source"], **scenario, **settings}, folder)
+    if (component := find_component("dataset", name)) is not None:
+        return _make_registered(component, folder, settings)
+    registered = [component.name for component in components("dataset")]
+    raise unknown("stream", name, [*STREAMS, *registered, *list_added(folder)])
 
 
 def _make_registered(component: Component, root: Path, settings: Mapping[str, Any]) -> Stream:
