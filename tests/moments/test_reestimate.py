@@ -138,8 +138,67 @@ def test_layers_of_equal_depth_share_a_pass() -> None:
 def test_pass_stops_at_the_last_measured_layer() -> None:
     first, second, last = Counting(), Counting(), Counting()
     model = nn.Sequential(first, nn.BatchNorm1d(4), second, nn.BatchNorm1d(4), last)
-    cn.reestimate(model, batches((5, 5, 5), (4,)))
+    cn.reestimate(model, Passes(batches((5, 5, 5), (4,))))
     assert (first.runs, second.runs, last.runs) == (1 + 3 + 3, 1 + 3, 1)
+
+
+def test_batches_of_known_number_are_read_in_one_sweep() -> None:
+    first, last = Counting(), Counting()
+    cn.reestimate(nn.Sequential(first, nn.BatchNorm1d(4), nn.BatchNorm1d(4), last), batches((5, 5, 5), (4,)))
+    assert (first.runs, last.runs) == (3, 3)
+
+
+@pytest.mark.parametrize("norm", ["bn", "cn", "brn", "sn"])
+@pytest.mark.parametrize("sizes", [(30,), (10, 10, 7, 3)])
+def test_one_sweep_gives_the_bits_of_the_passes(norm: str, sizes: tuple[int, ...]) -> None:
+    swept, passed = trained(), trained()
+    groups = {"num_groups": 4} if norm == "cn" else {}
+    cn.convert_norm(swept, norm, **groups)
+    cn.convert_norm(passed, norm, **groups)
+    passed.load_state_dict(swept.state_dict())
+    data = batches(sizes)
+    cn.reestimate(swept, data)
+    cn.reestimate(passed, Passes(data))  # of unknown length, so one pass per depth
+    for name, value in swept.state_dict().items():
+        assert torch.equal(value, passed.state_dict()[name]), name
+
+
+class ByBatchSize(nn.Module):
+    """The order of the two norms depends on the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = [self.one, self.two] if len(x) == 10 else [self.two, self.one]
+        return sum(layer(x) for layer in layers)
+
+
+def test_batches_that_call_layers_in_another_order_are_read_in_passes() -> None:
+    data = batches((10, 7), (4,))
+    model = ByBatchSize()
+    cn.reestimate(model, data)
+    for layer in (model.one, model.two):
+        torch.testing.assert_close(layer.running_mean, torch.cat(data).mean(0))
+        torch.testing.assert_close(layer.running_var, torch.cat(data).var(0))
+
+
+def test_sweep_without_room_for_all_batches_reads_them_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contnorm.moments.lockstep._free_memory", lambda model: 0)
+    check(trained(), batches())
+
+
+def test_sweep_keeps_autocast_of_the_caller() -> None:
+    seen = []
+
+    def call(model: nn.Module, batch: Tensor) -> None:
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))
+        model(batch)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        cn.reestimate(nn.BatchNorm1d(4), batches((5, 5), (4,)), call=call)
+    assert seen == [(True, False)] * 2
 
 
 class Siamese(nn.Module):
@@ -281,7 +340,7 @@ def test_constant_layers_are_not_changed() -> None:
     assert list(done.moments) == ["1"] and torch.equal(model[0].running_mean, torch.full((3,), 0.3))
 
 
-@pytest.mark.parametrize("stop_at", [1, 9])
+@pytest.mark.parametrize("stop_at", [1, 3, 9])
 def test_interruption_restores_everything(stop_at: int) -> None:
     model = trained()
     before = copy.deepcopy(model.state_dict())
@@ -295,7 +354,7 @@ def test_interruption_restores_everything(stop_at: int) -> None:
         return m(batch)
 
     with pytest.raises(KeyboardInterrupt):
-        cn.reestimate(model, batches(), call=interrupted)
+        cn.reestimate(model, Passes(batches()) if stop_at > 4 else batches(), call=interrupted)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     assert not any(m._forward_pre_hooks for m in model.modules())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from contnorm.moments.buffers import batch_moments
 from contnorm.moments.weights import WeightGroups
 
-__all__ = ["PooledMoments", "StopForward", "pooling_hook"]
+__all__ = ["PooledMoments", "StopForward", "add_input", "pooling_hook"]
 
 
 @dataclass
@@ -74,16 +74,20 @@ def pooling_hook(
     def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
         if calls_remaining[name] == 0:
             return
-        x = args[0] if args else next(iter(kwargs.values()))
-        if groups is not None:
-            _add_groups(pool, name, layer, x, groups)
-        elif x.numel():
-            pool.add(x.numel() // x.shape[1], *batch_moments(layer, x))
+        add_input(pool, name, layer, args[0] if args else next(iter(kwargs.values())), groups)
         calls_remaining[name] -= 1
         if not any(calls_remaining.values()):
             raise StopForward
 
     return hook
+
+
+def add_input(pool: PooledMoments, name: str, layer: nn.Module, x: Tensor, groups: WeightGroups | None) -> None:
+    """Add the values of a layer's input to a pool."""
+    if groups is not None:
+        _add_groups(pool, name, layer, x, groups)
+    elif x.numel():
+        pool.add(x.numel() // x.shape[1], *batch_moments(layer, x))
 
 
 def _add_groups(pool: PooledMoments, name: str, layer: nn.Module, x: Tensor, groups: WeightGroups) -> None:

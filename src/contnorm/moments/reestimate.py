@@ -1,11 +1,14 @@
 """BN*: exact running moments of a model for given data.
 
 They are defined as the buffers after a single training-mode forward over all the data with momentum 1. Such a forward
-needs all the data in memory; this implementation does not. It measures the layers depth by depth: the exact moments of
-a layer are pooled over all batches, while the layers before it normalize with the exact moments measured before. The
-depth of a layer is the number of norm layers on the longest path from the input to it. It is determined by tracing the
-data flow of one forward pass, so that layers on parallel branches share a pass. Each pass stops at the last layer that
-it measures.
+needs all the data in one batch; this implementation does not. It reads the batches once, and they advance together from
+norm layer to norm layer (`lockstep`).
+
+Where the batches do not fit into memory together, it measures the layers depth by depth, with the same result: the
+exact moments of a layer are pooled over all batches, while the layers before it normalize with the exact moments
+measured before. The depth of a layer is the number of norm layers on the longest path from the input to it. It is
+determined by tracing the data flow of one forward pass, so that layers on parallel branches share a pass. Each pass
+stops at the last layer that it measures.
 
 Samples may have weights w_i. The mean is then the sum of w_i x_i over all samples and positions, divided by the sum of
 w_i over the same, and the variance that of the squared deviations from it. The unbiased variance that buffers store is
@@ -46,6 +49,7 @@ from contnorm.moments.buffers import (
 )
 from contnorm.moments.depth import trace_depths
 from contnorm.moments.freeze import evaluation_mode, frozen_stats, released_stats
+from contnorm.moments.lockstep import Lockstep, NoLockstepError, fits_lockstep
 from contnorm.moments.pooling import PooledMoments, StopForward, pooling_hook
 from contnorm.moments.processes import check_process_group, pool_over_processes
 from contnorm.moments.progress import PassProgress, check_progress, show_progress
@@ -120,9 +124,11 @@ def reestimate(
 ) -> Reestimated:
     """Set all running moments of a model to the exact moments of the given data (the paper's BN*), layer by layer.
 
-    The model runs in evaluation mode without gradients, once per depth of norm layers. Memory use does not grow with
-    the data. Gradients, modes, batch counters and all other state stay unchanged. If a layer is called several times
-    in a forward pass, its calls are pooled.
+    The model runs in evaluation mode without gradients, once on each batch: the batches advance together from norm
+    layer to norm layer. If they do not fit into half of the free memory together, if their number is not known
+    (``len``), if a layer is called several times in a forward pass (its calls are pooled), or with a process group, the
+    model runs once per depth of norm layers instead, and memory use does not grow with the data. The moments are the
+    same. Gradients, modes, batch counters and all other state stay unchanged.
 
     Args:
         model: The model, with norms of torch or of this package.
@@ -207,9 +213,11 @@ def _targets(model: nn.Module, frozen: Frozen) -> dict[str, nn.Module]:
 def _measure_all(plan: _Passes, batches: Iterable[Any]) -> dict[str, nn.Module]:
     """Measure and write the moments of all layers; return the layers that the data reached."""
     layers = plan.layers
-    pooled: dict[str, PooledMoments] = {}
-    while plan.depth is not None:
-        pooled |= plan.measure(batches)
+    pooled = plan.sweep(batches)
+    if pooled is None:
+        pooled = {}
+        while plan.depth is not None:
+            pooled |= plan.measure(batches)
     write_finite_moments(
         layers,
         {name: (pool.mean, stored_variance(layers[name], pool.var, pool.effective)) for name, pool in pooled.items()},
@@ -235,6 +243,29 @@ class _Passes:
         self.depth: int | None = 0
         self.batches: int | None = None  # batches of the first pass
         self.done = 0  # batches of all passes
+
+    def sweep(self, batches: Iterable[Any]) -> dict[str, PooledMoments] | None:
+        """Measure and write the moments of all layers in one sweep; return None if that is not possible."""
+        count = number_of_batches(batches)
+        if self.group is not None or not fits_lockstep(count):
+            return None
+        held = list(batches)
+        self._check_batches(len(held))
+        groups = [None if self.weights is None else self.weights.groups(batch, i) for i, batch in enumerate(held)]
+        try:
+            pools = Lockstep(self.model, self.layers, self.run, self._check_counts, self._show_sweep).measure(
+                held, groups
+            )
+        except (NoLockstepError, torch.OutOfMemoryError):
+            self.batches, self.done = None, 0
+            return None
+        if len(pools) < len(self.layers):  # raises an error if the moments of a layer are used without its call
+            trace_depths(self.model, self.layers, held[0], self.run)
+        return pools
+
+    def _show_sweep(self) -> None:
+        self.done += 1
+        self.progress.update(self.done, self.batches, len(self.layers))
 
     @property
     def passes(self) -> int:
