@@ -269,3 +269,20 @@ def test_task_settings_are_refused_in_task_free_streams(source: Source, group: d
     config = settings(stream={"scenario": "free"}, **values)
     with pytest.raises(UserError, match=r"stream.scenario=free: a task-free stream has no task boundaries"):
         make_plan(config, stream_of(config, source), 0, draws=1)
+
+
+@pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)
+def test_updates_repeat_a_batch_and_write_it_once(source: Source, memory: dict[str, Any]) -> None:
+    strategy = {"name": "er", "replay_from": "all"}
+    once, twice = (settings(memory=memory, strategy=strategy, train={"updates": n}) for n in (1, 2))
+    assert once.hash == settings(memory=memory, strategy=strategy).hash != twice.hash
+    a, b = (make_plan(config, stream_of(config, source), 3, draws=1) for config in (once, twice))
+    assert b.ends == tuple(2 * end for end in a.ends)
+    for number, step in enumerate(a.steps):
+        first, last = b.steps[2 * number : 2 * number + 2]
+        for update in (first, last):
+            np.testing.assert_array_equal(update.stream, step.stream)
+        assert (first.write == NOT_STORED).all()
+        np.testing.assert_array_equal(last.write, step.write)
+    pairs = [(x.replay_slots[0], y.replay_slots[0]) for x, y in zip(b.steps[::2], b.steps[1::2], strict=True)]
+    assert any(len(x) == 10 and not np.array_equal(np.sort(x), np.sort(y)) for x, y in pairs)

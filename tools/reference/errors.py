@@ -60,6 +60,7 @@ INTERNAL = {
     "BuildError",
     "CheckSkipped",
     "NoFinishedRunError",
+    "NoLockstepError",
     "PickleFormatError",
     "SlotError",
     "UnsupportedStateError",

@@ -108,7 +108,7 @@ def count_steps(config: RunConfig) -> float:
     else:
         tasks = stream.tasks or _tasks(spec, stream.part)
         samples = float(tasks * (stream.train_per_task or _samples_per_task(spec, stream.source, tasks)))
-    steps = samples * train.passes / (train.batch or 10)
+    steps = samples * train.passes * train.updates / (train.batch or 10)
     return steps if train.max_steps is None else min(steps, float(train.max_steps))
 
 

@@ -181,11 +181,11 @@ def _check_repeatable(config: RunConfig, stream: TaskSequence, seed: int, draws:
 
 def _check_step_count(config: TrainConfig, stream: TaskSequence) -> None:
     """Reject a plan of more steps than fit into memory, before it is made."""
-    steps = -(-len(stream.train.task) // config.batch) * config.passes
+    steps = -(-len(stream.train.task) // config.batch) * config.passes * config.updates
     if min(steps, config.max_steps or steps) > MOST_STEPS:
         raise UserError(
             f"train.passes={config.passes}: makes {steps:,} steps, more than the {MOST_STEPS:,} a plan can have. Use "
-            f"fewer passes, a larger train.batch (--batch), or train.max_steps (--max-steps)."
+            f"fewer passes or train.updates, a larger train.batch (--batch), or train.max_steps (--max-steps)."
         )
 
 
@@ -199,10 +199,10 @@ def _offer_batches(
     """Offer batches to the memory; returns the slots each draw may read, and the slots each batch is written to."""
     readable, writes = [], []
     only_past = config.strategy.replay_from == "past"
-    for items, task, is_first_pass in batches:
+    for items, task, is_offered in batches:
         if draws:
             readable += [memory.readable(task if only_past else None)] * draws
-        if draws and is_first_pass:
+        if draws and is_offered:
             labels = offered_labels(memory, stream, items)
             writes.append(memory.offer(labels, 0 if stream.task_free else task))
         else:
@@ -253,12 +253,12 @@ def _describe(config: MemoryConfig, rings: int, past: bool) -> str:
 
 
 def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[tuple[Indices, int, bool]]:
-    """Yield batches of items in stream order, each with its task and whether it is of the first pass.
+    """Yield the batch of each step in stream order, with its task and whether it is offered to the memory.
 
     The task of a batch is the latest in it. The last batch of a task may be smaller, or is dropped. In task-free
     streams, batches cross task boundaries, unless partial batches are dropped or there are several passes. Every
-    further pass has another order. Only samples of the first pass are offered to the memory; otherwise it would store
-    duplicates.
+    further pass has another order. A batch is yielded once for each of its updates. It is offered to the memory once,
+    at the last update of the first pass; otherwise the memory would store duplicates.
     """
     size, task = config.batch, stream.train.task
     across = stream.task_free and config.partial == "keep" and config.passes == 1
@@ -275,7 +275,8 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
             order = generator(seed, f"task {number} again {repeat}").permutation(places) if repeat else places
             for i in range(0, end, size):
                 items = order[i : min(i + size, end)]
-                yield items, int(task[items[-1]]), repeat == 0
+                for update in range(config.updates):
+                    yield items, int(task[items[-1]]), repeat == 0 and update == config.updates - 1
 
 
 def _places_by_task(task: Indices, tasks: int) -> list[Indices]:
@@ -480,5 +481,5 @@ class PlanCache:
     @staticmethod
     def _key(config: RunConfig, seed: int, draws: int, extra: ExtraDraw | None = None) -> tuple[object, ...]:
         train = config.train
-        batching = train.batch, train.replay, train.partial, train.passes, train.max_steps
+        batching = train.batch, train.replay, train.partial, train.passes, train.updates, train.max_steps
         return config.stream, config.memory, config.strategy.replay_from, batching, seed, draws, extra

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 SCORES, LABEL_SCORES = ("acc", "fm", "la"), ("map", "c_f1", "o_f1")  # the first one selects the best setting
-EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.max_steps")
+EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.updates", "train.max_steps")
 EXPERIMENT_GROUPS = ("stream.", "memory.", "model.")
 EVALUATION_GROUP = "evaluate."  # has no influence on the training; the moments are part of a norm's label
 NORM_KEYS = ("norm.name", "norm.groups", "norm.auto_channels", "norm.freeze_after")  # part of a norm's label

@@ -248,6 +248,12 @@ class TrainConfig(SettingsGroup):
         description="Compute convolutions by Triton where a table of measurements on this GPU says that it is faster, "
         "or all of them by cuDNN.",
     )
+    updates: Count = Field(
+        default=1,
+        kw_only=True,
+        description="Steps per stream batch, each with its own augmentation and replay samples; the batch is offered "
+        "to the memory at the last one.",
+    )
 
 
 @dataclass(frozen=True, config=_CONFIG)
