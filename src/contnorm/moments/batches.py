@@ -28,12 +28,18 @@ _LABELS = frozenset(("label", "labels", "label_ids"))
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def check_batches(batches: object) -> None:
-    """Raise a TypeError for objects that can be iterated only once or do not hold batches."""
-    if isinstance(batches, Iterator):
+def check_batches(batches: object, exact: bool = True) -> None:
+    """Raise a TypeError for objects that do not hold batches, and for exact moments if they can be iterated only once.
+
+    Args:
+        batches: The object.
+        exact: Whether the moments are exact, for which the data may be read several times.
+    """
+    if exact and isinstance(batches, Iterator):
         raise TypeError(
-            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), but the data is read once for "
-            f"each depth of norm layers. Give a list, a DataLoader, or another object that can be iterated repeatedly."
+            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and exact moments may need "
+            f"several passes over the data. Give a list, a DataLoader, or another object that can be iterated "
+            f"repeatedly; or exact=False, for approximate moments in one pass."
         )
     if isinstance(batches, Tensor):
         raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")

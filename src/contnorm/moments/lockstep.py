@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from contnorm.moments.batches import Call
 from contnorm.moments.buffers import normalizing_variance, write_finite_moments
-from contnorm.moments.pooling import PooledMoments, StopForward, add_input
+from contnorm.moments.pooling import PooledMoments, StopForward, add_input, first_input
 from contnorm.moments.weights import WeightGroups
 
 __all__ = ["Lockstep", "NoLockstepError", "fits_lockstep"]
@@ -135,7 +135,7 @@ class Lockstep:
     def _hook(self, name: str) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
             index = self.index
-            x = args[0] if args else next(iter(kwargs.values()))
+            x = first_input(args, kwargs)
             self._enter(name, x)
             add_input(self.pools[name], name, layer, x, self.groups[index])
             self.arrived()

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from contnorm.moments.buffers import batch_moments
+from contnorm.moments.buffers import batch_moments, normalizing_variance, write_moments
 from contnorm.moments.weights import WeightGroups
 
-__all__ = ["PooledMoments", "StopForward", "add_input", "pooling_hook"]
+__all__ = ["PooledMoments", "StopForward", "add_input", "first_input", "own_moments_hook", "pooling_hook"]
 
 
 @dataclass
@@ -74,12 +74,38 @@ def pooling_hook(
     def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
         if calls_remaining[name] == 0:
             return
-        add_input(pool, name, layer, args[0] if args else next(iter(kwargs.values())), groups)
+        add_input(pool, name, layer, first_input(args, kwargs), groups)
         calls_remaining[name] -= 1
         if not any(calls_remaining.values()):
             raise StopForward
 
     return hook
+
+
+def own_moments_hook(name: str, pools: dict[str, PooledMoments], groups: WeightGroups | None) -> Callable[..., None]:
+    """Return a hook that adds an input to the layer's pool, and sets the layer's moments to those of this input."""
+
+    def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        own = PooledMoments()
+        add_input(own, name, layer, first_input(args, kwargs), groups)
+        if own.count == 1:
+            with_weight = "" if groups is None else " with a weight above 0"
+            raise ValueError(
+                f"reestimate: a batch has one value per channel{with_weight} at layer {name!r}, and its variance needs "
+                f"two or more. With exact=False, each batch is normalized with its own moments: give larger batches."
+            )
+        if own.count:
+            moments = own.mean, normalizing_variance(layer, own.var, own.effective)
+            write_moments({name: layer}, {name: moments})
+        pools.setdefault(name, PooledMoments()).merge(own)
+
+    return hook
+
+
+def first_input(args: Any, kwargs: Any) -> Tensor:
+    """Return the input of a layer, from the arguments of its call."""
+    x: Tensor = args[0] if args else next(iter(kwargs.values()))
+    return x
 
 
 def add_input(pool: PooledMoments, name: str, layer: nn.Module, x: Tensor, groups: WeightGroups | None) -> None:

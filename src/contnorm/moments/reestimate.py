@@ -10,6 +10,9 @@ measured before. The depth of a layer is the number of norm layers on the longes
 determined by tracing the data flow of one forward pass, so that layers on parallel branches share a pass. Each pass
 stops at the last layer that it measures.
 
+With ``exact=False`` the moments are approximate: one pass, in which each batch is normalized with its own moments, as
+in training, and the moments of the batches are pooled.
+
 Samples may have weights w_i. The mean is then the sum of w_i x_i over all samples and positions, divided by the sum of
 w_i over the same, and the variance that of the squared deviations from it. The unbiased variance that buffers store is
 the biased one times n / (n - 1), with the effective number of values n = (sum of w_i)^2 / (sum of w_i^2).
@@ -50,10 +53,10 @@ from contnorm.moments.buffers import (
 from contnorm.moments.depth import trace_depths
 from contnorm.moments.freeze import evaluation_mode, frozen_stats, released_stats
 from contnorm.moments.lockstep import Lockstep, NoLockstepError, fits_lockstep
-from contnorm.moments.pooling import PooledMoments, StopForward, pooling_hook
+from contnorm.moments.pooling import PooledMoments, StopForward, own_moments_hook, pooling_hook
 from contnorm.moments.processes import check_process_group, pool_over_processes
 from contnorm.moments.progress import PassProgress, check_progress, show_progress
-from contnorm.moments.weights import BatchWeights, Weights
+from contnorm.moments.weights import BatchWeights, WeightGroups, Weights
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,6 +121,7 @@ def reestimate(
     *,
     weights: Weights | None = None,
     call: Call | None = None,
+    exact: bool = True,
     frozen: Frozen = "raise",
     progress: bool | Console = False,
     process_group: Any = None,
@@ -132,14 +136,19 @@ def reestimate(
 
     Args:
         model: The model, with norms of torch or of this package.
-        batches: Batches that can be iterated repeatedly: a list, a DataLoader, a dataset of tensors. If a batch is a
-            tuple or list, its first element is passed to the model. If it is a mapping, as in transformers, the model
-            is called as ``model(**batch)``, without labels (``labels``, ``label``, ``label_ids``, unless ``forward``
-            requires them) and without keys that ``forward`` does not take.
+        batches: Batches that can be iterated repeatedly: a list, a DataLoader, a dataset of tensors; with
+            ``exact=False`` any iterable. If a batch is a tuple or list, its first element is passed to the model. If it
+            is a mapping, as in transformers, the model is called as ``model(**batch)``, without labels (``labels``,
+            ``label``, ``label_ids``, unless ``forward`` requires them) and without keys that ``forward`` does not take.
         weights: A function ``weights(batch)`` that returns the weight of each sample of a batch, a tensor of shape
             (N,), or one number, the weight of each of its samples; or a sequence of such numbers, one for each batch.
             Weights are numbers from 0, and only their ratios matter. Default: all samples have the same weight.
         call: A function ``call(model, batch)`` that runs the model on a batch, if the default does not apply.
+        exact: False for approximate moments in one pass over a stream of any length, one batch in memory at a time.
+            Each batch is then normalized with its own moments, as by ``torch.optim.swa_utils.update_bn``, but means and
+            variances of the batches are combined to those of all data. Moments of layers without another such norm
+            before them are exact; those of later layers depend on the batch size. A layer that is called several times
+            normalizes each call with the moments of that call, and all its calls are pooled.
         frozen: What to do with layers whose moments are frozen (`freeze_stats`): ``"raise"`` an error; ``"lift"`` to
             set their moments too and leave them frozen; ``"keep"`` to leave their moments, so that later layers are
             measured with them.
@@ -152,10 +161,12 @@ def reestimate(
         The old and new moments. Used as a context manager, it restores the old moments on exit.
 
     Raises:
-        TypeError: For a generator, which can be iterated only once, for an object that holds no batches, for weights
-            that are neither a function nor numbers, and for a mapping whose keys do not fit the model's forward.
+        TypeError: For a generator, which can be iterated only once, unless ``exact=False``; for an object that holds
+            no batches, for weights that are neither a function nor numbers, and for a mapping whose keys do not fit
+            the model's forward.
         ValueError: If there is no data, if the moments of a layer cannot be measured or are frozen, if the model has
-            an unknown layer with running moments, or if weights do not fit the batches.
+            an unknown layer with running moments, if weights do not fit the batches, or if with ``exact=False`` a batch
+            has one value per channel at a layer.
         NonFiniteMomentsError: If the moments of the data at a layer are NaN or infinite. It is a ValueError with the
             layer's name in ``layer``. After any error the model has its old moments.
 
@@ -181,8 +192,15 @@ def reestimate(
         >>> with reestimate(model, data, weights=lambda batch: weights_of_tasks[batch[1]]):
         ...     print(model[0].running_mean)
         tensor([5.])
+
+        Approximate moments of a stream, here a generator, which can be read only once:
+
+        >>> stream = (torch.tensor([[step], [step + 1.0]]) for step in range(1000))
+        >>> with reestimate(model, stream, exact=False):
+        ...     print(model[0].running_mean)
+        tensor([500.])
     """
-    check_batches(batches)
+    check_batches(batches, exact)
     check_progress(progress)
     check_process_group(process_group)
     batch_weights = None if weights is None else BatchWeights(weights, batches)
@@ -192,7 +210,7 @@ def reestimate(
     with released_stats(layers.values()):  # hooks of frozen layers hand out copies of the moments
         try:
             with torch.no_grad(), _in_evaluation(model), show_progress(progress, "Re-estimating moments") as shown:
-                reached = _measure_all(_Passes(model, layers, run, batch_weights, shown, process_group), batches)
+                reached = _measure_all(_Passes(model, layers, run, batch_weights, shown, process_group), batches, exact)
         except BaseException:
             write_moments(layers, old)
             raise
@@ -210,10 +228,10 @@ def _targets(model: nn.Module, frozen: Frozen) -> dict[str, nn.Module]:
     return layers
 
 
-def _measure_all(plan: _Passes, batches: Iterable[Any]) -> dict[str, nn.Module]:
+def _measure_all(plan: _Passes, batches: Iterable[Any], exact: bool) -> dict[str, nn.Module]:
     """Measure and write the moments of all layers; return the layers that the data reached."""
     layers = plan.layers
-    pooled = plan.sweep(batches)
+    pooled = plan.sweep(batches) if exact else plan.approximate(batches)
     if pooled is None:
         pooled = {}
         while plan.depth is not None:
@@ -262,6 +280,37 @@ class _Passes:
         if len(pools) < len(self.layers):  # raises an error if the moments of a layer are used without its call
             trace_depths(self.model, self.layers, held[0], self.run)
         return pools
+
+    def approximate(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
+        """Pool the inputs of all layers over the data of all processes in one pass, each batch with its own moments."""
+        pools = pool_over_processes(lambda: self._run_once(batches), self.group)
+        self._check_counts(pools)
+        return pools
+
+    def _run_once(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
+        pools: dict[str, PooledMoments] = {}
+        seen, length = 0, number_of_batches(batches)
+        for batch in batches:
+            groups = None if self.weights is None else self.weights.groups(batch, seen)
+            if groups is None or any(weight for weight, _ in groups):  # a batch without weight adds nothing
+                first = not pools
+                self._pool_with_own_moments(batch, pools, groups)
+                if first and len(pools) < len(self.layers):  # raises an error if moments are used without a call
+                    trace_depths(self.model, self.layers, batch, self.run)
+            seen += 1
+            self.progress.update(seen, length, 1)
+        self._check_batches(seen)
+        self.progress.update(seen, seen, 1)
+        if not pools:
+            raise ValueError(f"reestimate: no data reached a layer: all {seen} batches have the weight 0.")
+        return pools
+
+    def _pool_with_own_moments(self, batch: Any, pools: dict[str, PooledMoments], groups: WeightGroups | None) -> None:
+        with ExitStack() as hooks:
+            for name, layer in self.layers.items():
+                hook = own_moments_hook(name, pools, groups)
+                hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            self.run(self.model, batch)
 
     def _show_sweep(self) -> None:
         self.done += 1
