@@ -28,10 +28,12 @@ __all__ = [
     "check_number",
     "check_parameters",
     "check_residual",
+    "in_float64",
     "nearest_groups",
     "resolve_groups",
     "statistics_dtype",
     "updates_moments",
+    "widest",
 ]
 
 INPUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -318,3 +320,19 @@ def updates_moments(running_mean: Tensor | None, momentum: float | Tensor) -> bo
 def statistics_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype of the statistics of an input: float64 for float64 input, otherwise float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _has_float64(device: torch.device) -> bool:
+    return device.type != "mps"
+
+
+def widest(x: Tensor) -> Tensor:
+    """Return a tensor in float64; in float32 on a device without float64, such as Apple's MPS."""
+    return x.double() if _has_float64(x.device) else x.float()
+
+
+def in_float64(x: Tensor) -> Tensor:
+    """Return a tensor in float64, or complex128; on the CPU if its device has no float64. For small tensors."""
+    if not _has_float64(x.device):
+        x = x.cpu()
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from contnorm.checks import check_eps, check_features, check_input, check_momentum
+from contnorm.checks import check_eps, check_features, check_input, check_momentum, widest
 from contnorm.functional.batch import channel_moments, unbiased
 from contnorm.kernels import Kernel
 
@@ -136,8 +136,11 @@ class MomentNorm(NormLayer, _BatchNorm):
         return self.running_mean, self.running_var
 
     def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean and biased variance that an input adds to the running moments, (C,) each, in float64."""
-        return channel_moments(self._tracked_signal(x).double())
+        """Return the mean and biased variance that an input adds to the running moments, (C,) each, in float64.
+
+        On a device without float64 they are in float32.
+        """
+        return channel_moments(widest(self._tracked_signal(x)))
 
     def stored_variance(self, var: Tensor, count: float) -> Tensor:
         """Return the value of ``running_var`` for data of this biased variance and count: the unbiased variance."""

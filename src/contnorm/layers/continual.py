@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.checks import resolve_groups
+from contnorm.checks import resolve_groups, widest
 from contnorm.functional import continual_norm
 from contnorm.kernels import Kernel, Order, check_order, resolve_kernel
 from contnorm.layers.base import MomentNorm, ReplacementGuard
@@ -112,7 +112,7 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         groups = resolve_groups(self.num_groups, self.num_features, x.dim(), type(self).__name__)
         affine = (self.weight, self.bias) if self.tied else (None, None)
         weight, bias = (None if p is None else p.double() for p in affine)
-        return F.group_norm(x.double(), groups, weight, bias, self.eps)
+        return F.group_norm(widest(x), groups, weight, bias, self.eps)
 
     def _extra_fields(self) -> list[str]:
         fields = [f"num_groups={self.num_groups}"]

@@ -13,6 +13,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from contnorm.checks import in_float64
+
 __all__ = ["average_state_dicts"]
 
 Rule = Literal["pool", "average"]
@@ -87,20 +89,21 @@ def _average(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     stacked = torch.stack([value.detach().to(first.device) for value in values])
     if not (stacked.is_floating_point() or stacked.is_complex()):
         return stacked.amax(0)
-    return _weighted(stacked, shares).to(first.dtype)
+    return _weighted(stacked, shares).to(first.dtype).to(first.device)
 
 
 def _pooled_variance(moments: Sequence[tuple[Tensor, Tensor]], shares: Sequence[float]) -> Tensor:
     first = moments[0][1]
     means, variances = (
-        torch.stack([tensor.detach().to(first.device, torch.float64) for tensor in tensors])
+        torch.stack([in_float64(tensor.detach().to(first.device)) for tensor in tensors])
         for tensors in zip(*moments, strict=True)
     )
-    return _weighted(variances + (means - _weighted(means, shares)).square(), shares).to(first.dtype)
+    pooled = _weighted(variances + (means - _weighted(means, shares)).square(), shares)
+    return pooled.to(first.dtype).to(first.device)
 
 
 def _weighted(stacked: Tensor, shares: Sequence[float]) -> Tensor:
     """Return the weighted sum over the first dimension, in double precision."""
-    dtype = torch.complex128 if stacked.is_complex() else torch.float64
-    summed: Tensor = torch.tensordot(torch.tensor(shares, dtype=dtype, device=stacked.device), stacked.to(dtype), 1)
+    wide = in_float64(stacked)
+    summed: Tensor = torch.tensordot(torch.tensor(shares, dtype=wide.dtype, device=wide.device), wide, 1)
     return summed

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from contnorm.checks import in_float64, widest
 from contnorm.convert.detect import detect_norm, holds_moments
 from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
 from contnorm.functional.batch import channel_moments, unbiased
@@ -139,8 +140,9 @@ def _defines_batch_moments(layer: nn.Module) -> bool:
 def batch_moments(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     if _defines_batch_moments(layer):
         mean, var = layer.batch_moments(x)
-        return mean.double(), var.double()
-    return channel_moments(x.double())
+    else:
+        mean, var = channel_moments(widest(x))
+    return in_float64(mean), in_float64(var)  # pooled in float64, on the CPU for a device without it
 
 
 def stored_variance(layer: Any, var: Tensor, count: float) -> Tensor:
@@ -165,7 +167,7 @@ def write_moments(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, 
     with torch.no_grad():
         for name, moments in values.items():
             for buffer, value in zip(moment_buffers(layers[name]), moments, strict=True):
-                buffer.copy_(value)
+                buffer.copy_(value.to(buffer.dtype))
 
 
 def write_finite_moments(layers: dict[str, nn.Module], values: dict[str, tuple[Tensor, Tensor]]) -> None:

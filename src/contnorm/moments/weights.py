@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from contnorm.checks import widest
 from contnorm.moments.batches import number_of_batches
 
 __all__ = ["BatchWeights", "WeightGroups", "Weights"]
@@ -98,7 +99,7 @@ def _groups(weights: object) -> WeightGroups:
             f"reestimate: weights(batch) returned {what}. Return a tensor of one weight per sample, (N,), or one "
             f"number for the batch."
         )
-    values = weights.detach().double()
+    values = widest(weights.detach())
     wrong = values[~(values.isfinite() & (values >= 0))]
     if len(wrong):
         _checked(wrong[0], "weights(batch)")
