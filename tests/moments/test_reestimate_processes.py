@@ -1,5 +1,6 @@
 """Re-estimation over several processes: pooled data, the same moments everywhere, and no process that waits forever."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -56,6 +57,81 @@ def test_two_processes_have_moments_of_all_data(weighted: bool) -> None:
     assert len(first) == 4
     torch.testing.assert_close(first, moments_of(model), rtol=1e-12, atol=1e-12)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+class Stream:
+    """Batches without a length, which are read in passes."""
+
+    def __init__(self, data: list[Tensor]) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.data)
+
+
+class Fork(nn.Module):
+    """Two norms, called in an order that depends on the process."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleDict({"one": nn.BatchNorm2d(3), "two": nn.BatchNorm2d(3)}).double()
+        self.order = ["one", "two"] if rank == 0 else ["two", "one"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.norms[name](x) for name in self.order]).sum(0)
+
+
+def failing(model: nn.Module, batch: Tensor) -> None:
+    model(batch)
+    raise OSError("no more data")
+
+
+def several_ways(rank: int) -> dict[str, Any]:
+    """Re-estimate with one sweep, with passes on one process or on both, approximately, and with errors."""
+    data = batches()
+    own = [data[0], data[2]] if rank == 0 else [data[1]]
+    ways = {
+        "sweep": (network(), own, {}),
+        "passes": (network(), Stream(own), {}),
+        "one in passes": (network(), Stream(own) if rank == 0 else own, {}),
+        "approximate": (network(), iter(own), {"exact": False}),
+        "other order": (Fork(rank), own, {}),
+        "failure at the end": (network(), own, {"call": failing if rank == 1 else None}),
+        "not finite": (network(), [x * float("nan") for x in own] if rank == 1 else own, {}),
+        "sweep again": (network(), own, {}),
+    }
+    results: dict[str, Any] = {}
+    for name, (model, share, options) in ways.items():
+        runs: list[int] = []
+        model.register_forward_pre_hook(lambda module, args, runs=runs: runs.append(1))
+        try:
+            cn.reestimate(model, share, process_group=dist.group.WORLD, **options)
+            results[name] = len(runs), moments_of(model)
+        except Exception as error:
+            results[name] = type(error).__name__, str(error)
+    return results
+
+
+@pytest.mark.ddp
+@pytest.mark.slow
+def test_processes_sweep_together_or_not_at_all() -> None:
+    """Both processes sweep, each batch once; if one can't, both read in passes, with the same bits."""
+    first, second = together(several_ways, 2)
+    for name in ("sweep", "passes", "one in passes", "approximate", "other order", "sweep again"):
+        assert all(torch.equal(value, second[name][1][key]) for key, value in first[name][1].items()), name
+    assert (first["sweep"][0], second["sweep"][0]) == (2, 1)  # batches
+    for name in ("passes", "one in passes", "sweep again"):
+        assert all(torch.equal(value, first["sweep"][1][key]) for key, value in first[name][1].items()), name
+    assert (first["passes"][0], second["passes"][0]) == (1 + 2 * 2, 1 + 2)  # the trace of depths, and two passes
+    assert (first["approximate"][0], second["approximate"][0]) == (2, 1)
+    whole = torch.cat(batches())
+    torch.testing.assert_close(first["other order"][1]["norms.one.running_mean"], whole.mean((0, 2, 3)))
+    assert second["failure at the end"] == ("OSError", "no more data")
+    assert first["failure at the end"] == (
+        "RuntimeError",
+        "reestimate: process 1 of the group failed: OSError: no more data",
+    )
+    assert first["not finite"][0] == second["not finite"][0] == "NonFiniteMomentsError"
 
 
 @pytest.mark.ddp

@@ -50,6 +50,8 @@ class Lockstep:
         run: A function that runs the model on a batch.
         check: Called with the pooled moments of a layer, by its name, before they are written.
         arrived: Called whenever a batch has arrived at a norm layer.
+        merge: Called with a layer's name and the pooled moments of these batches; returns those of all processes.
+        processes: The number of processes, which may share the memory of this machine.
     """
 
     def __init__(
@@ -59,7 +61,10 @@ class Lockstep:
         run: Call,
         check: Callable[[dict[str, PooledMoments]], None],
         arrived: Callable[[], None],
+        merge: Callable[[str, PooledMoments], PooledMoments],
+        processes: int = 1,
     ) -> None:
+        self.merge, self.processes = merge, processes
         self.model, self.layers, self.run, self.check, self.arrived = model, layers, run, check, arrived
         self.pools: dict[str, PooledMoments] = {}
         self.current: str | None = None  # the layer at which the batches gather
@@ -78,7 +83,7 @@ class Lockstep:
             NoLockstepError: If the batches can't advance together. Moments may have been written.
         """
         self.groups, self.count = groups, len(batches)
-        self.room = _free_memory(self.model) // 2
+        self.room = _free_memory(self.model, self.processes) // 2
         with ExitStack() as hooks:
             for name, layer in self.layers.items():
                 hooks.callback(layer.register_forward_pre_hook(self._hook(name), with_kwargs=True).remove)
@@ -140,7 +145,7 @@ class Lockstep:
             add_input(self.pools[name], name, layer, x, self.groups[index])
             self.arrived()
             if index == self.count - 1:
-                pool = self.pools[name]
+                pool = self.pools[name] = self.merge(name, self.pools[name])
                 self.check({name: pool})
                 write_finite_moments(
                     self.layers, {name: (pool.mean, normalizing_variance(layer, pool.var, pool.effective))}
@@ -165,14 +170,14 @@ class Lockstep:
             raise NoLockstepError
 
 
-def _free_memory(model: nn.Module) -> int:
-    """Return the free memory of the model's device, in bytes; 4 GiB where it is not known."""
+def _free_memory(model: nn.Module, processes: int) -> int:
+    """Return the free memory of the model's device, in bytes; 4 GiB where it is not known; of a CPU, the share."""
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "cpu" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", ()):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // processes
     return 4 << 30
 
 

@@ -54,7 +54,7 @@ from contnorm.moments.depth import trace_depths
 from contnorm.moments.freeze import evaluation_mode, frozen_stats, released_stats
 from contnorm.moments.lockstep import Lockstep, NoLockstepError, fits_lockstep
 from contnorm.moments.pooling import PooledMoments, StopForward, own_moments_hook, pooling_hook
-from contnorm.moments.processes import check_process_group, pool_over_processes
+from contnorm.moments.processes import Meetings, check_process_group, pool_over_processes
 from contnorm.moments.progress import PassProgress, check_progress, show_progress
 from contnorm.moments.weights import BatchWeights, WeightGroups, Weights
 
@@ -130,9 +130,9 @@ def reestimate(
 
     The model runs in evaluation mode without gradients, once on each batch: the batches advance together from norm
     layer to norm layer. If they do not fit into half of the free memory together, if their number is not known
-    (``len``), if a layer is called several times in a forward pass (its calls are pooled), or with a process group, the
-    model runs once per depth of norm layers instead, and memory use does not grow with the data. The moments are the
-    same. Gradients, modes, batch counters and all other state stay unchanged.
+    (``len``), if a layer is called several times in a forward pass (its calls are pooled), or if batches or processes
+    call the layers in different orders, the model runs once per depth of norm layers instead, and memory use does not
+    grow with the data. The moments are the same. Gradients, modes, batch counters and all other state stay unchanged.
 
     Args:
         model: The model, with norms of torch or of this package.
@@ -264,19 +264,22 @@ class _Passes:
 
     def sweep(self, batches: Iterable[Any]) -> dict[str, PooledMoments] | None:
         """Measure and write the moments of all layers in one sweep; return None if that is not possible."""
-        count = number_of_batches(batches)
-        if self.group is not None or not fits_lockstep(count):
-            return None
-        held = list(batches)
-        self._check_batches(len(held))
-        groups = [None if self.weights is None else self.weights.groups(batch, i) for i, batch in enumerate(held)]
         try:
-            pools = Lockstep(self.model, self.layers, self.run, self._check_counts, self._show_sweep).measure(
-                held, groups
-            )
+            with Meetings(self.group) as meetings:
+                return self._run_sweep(batches, meetings)
         except (NoLockstepError, torch.OutOfMemoryError):
             self.batches, self.done = None, 0
             return None
+
+    def _run_sweep(self, batches: Iterable[Any], meetings: Meetings) -> dict[str, PooledMoments]:
+        if not fits_lockstep(number_of_batches(batches)):
+            raise NoLockstepError
+        held = list(batches)
+        self._check_batches(len(held))
+        groups = [None if self.weights is None else self.weights.groups(batch, i) for i, batch in enumerate(held)]
+        pools = Lockstep(
+            self.model, self.layers, self.run, self._check_counts, self._show_sweep, meetings.pool, meetings.size
+        ).measure(held, groups)
         if len(pools) < len(self.layers):  # raises an error if the moments of a layer are used without its call
             trace_depths(self.model, self.layers, held[0], self.run)
         return pools
