@@ -33,8 +33,8 @@ class NormEffect(PluginMetric[float]):
     - ``NormEffect_Exp/eval_phase/test_stream/Task000/Exp000``: effect on each evaluated experience;
     - ``NormEffect_Stream/eval_phase/test_stream/Task000``: effect over all samples of the evaluated stream.
 
-    Nothing is logged before the first training. The training data is read once for each depth of norm layers; limit it
-    with ``samples`` if that takes too long.
+    Nothing is logged before the first training. The training data is read once, or once for each depth of norm layers
+    if it does not fit into memory; limit it with ``samples`` if that takes too long.
 
     Args:
         moments: ``"all"`` for the moments of the training data of all experiences so far (BN*, as ``oracle`` in
