@@ -39,3 +39,27 @@ def test_cpu_times_match_record() -> None:
         f"steps of each, {min(minima):.1f} to {max(minima):.1f})."
     )
     assert claim in " ".join(page.split())
+
+
+def test_times_of_reestimation_match_record() -> None:
+    page = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    record = json.loads((ROOT / "docs" / "records" / "reestimate-cpu.json").read_text())
+    names = {"resnet18": "ResNet-18", "resnet50": "ResNet-50"}
+    ways = ("update_bn", "once", "passes", "sweep")
+    assert len(record["rows"]) == 3
+    for row in record["rows"]:
+        cells = " | ".join(f"{row['median'][way]:.2f}" for way in ways)
+        network = f"{names[row['network']]}, width {row['width']}, {row['norm'].upper()}"
+        assert f"| {network} | {row['images']:,} | {cells} |" in page
+        assert (
+            row["equal_bits"] and row["forwards"]["sweep"] == row["forwards"]["once"] == 1 < row["forwards"]["passes"]
+        )
+
+    def span(slow: str, fast: str) -> str:
+        ratios = [row["median"][slow] / row["median"][fast] for row in record["rows"]]
+        return f"{min(ratios):.1f} to {max(ratios):.1f} times"
+
+    assert f"takes {span('sweep', 'update_bn')} as long as `update_bn` of torch in one sweep" in page
+    assert f"and {span('once', 'update_bn')} with `exact=False`" in page
+    assert f"One sweep is {span('passes', 'sweep')} as fast as a pass for each depth" in page
+    assert f"medians of {record['turns']} turns" in page
