@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from contnorm.integrations.avalanche.strategy_data import batches_of, check_layers, forward_on
 from contnorm.moments.reestimate import keeps_moments, reestimate
@@ -139,8 +140,11 @@ class NormEffect(PluginMetric[float]):
 class _Chained:
     """Batches of several data sets, one after the other."""
 
-    def __init__(self, parts: Sequence[Iterable[Any]]) -> None:
+    def __init__(self, parts: Sequence[DataLoader[Any]]) -> None:
         self.parts = parts
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
 
     def __iter__(self) -> Iterator[Any]:
         for part in self.parts:

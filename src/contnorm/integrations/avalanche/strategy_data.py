@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def forward_on(device: torch.device) -> Callable[[nn.Module, Any], object]:
     return forward
 
 
-def batches_of(strategy: Any, dataset: Any) -> Iterable[Any]:
+def batches_of(strategy: Any, dataset: Any) -> DataLoader[Any]:
     """Return the samples of a data set in batches that can be read repeatedly, with the transforms of evaluation.
 
     A multi-task model calls its layers once for each task of a batch, so its batches have samples of one task.
