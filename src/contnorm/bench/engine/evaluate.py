@@ -264,6 +264,9 @@ class TrainBatches:
         self.trainer, self.size, self.stop = trainer, size or evaluation_batch(trainer), stop
         self.items = torch.nonzero(trainer.data.train.task < tasks).squeeze(1)
 
+    def __len__(self) -> int:
+        return max(1, -(-len(self.items) // self.size))  # torch.split of no items has one empty part
+
     def __iter__(self) -> Iterator[Tensor]:
         for part in torch.split(self.items, self.size):
             check_stop(self.stop)
@@ -311,6 +314,9 @@ class MemoryBatches:
         items = stored_items(trainer.plan, trainer.plan.ends[task])
         weights = sample_weights(trainer.config, trainer.plan, trainer.data.sequence.train.task[items], task)
         self.items, self.weights = torch.from_numpy(items).to(trainer.device), torch.from_numpy(weights)
+
+    def __len__(self) -> int:
+        return max(1, -(-len(self.items) // self.size))  # torch.split of no items has one empty part
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for part, weights in zip(torch.split(self.items, self.size), torch.split(self.weights, self.size), strict=True):
