@@ -17,7 +17,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.evaluate import count_correct, memory_moments
+from contnorm.bench.engine.evaluate import MemoryBatches, TrainBatches, count_correct, memory_moments
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
@@ -149,6 +149,21 @@ def test_batch_weights_without_current_samples_are_those_of_the_replayed_part(ro
         other = memory_moments(plain, 2).moments[name]
         torch.testing.assert_close(moments.new_mean, other.new_mean)
         torch.testing.assert_close(moments.new_var, other.new_var)
+
+
+@pytest.mark.parametrize("per_batch", [7, 10_000])
+def test_batches_for_moments_have_a_length_and_each_is_run_once(root: Path, per_batch: int) -> None:
+    made = trainer(settings(root, evaluate={"moments": "memory"}), root)
+    steps_to_end_of(made, 2)
+    for batches in (TrainBatches(made, 2), MemoryBatches(made, 2)):
+        batches.size = per_batch
+        assert len(list(batches)) == len(batches) == math.ceil(len(batches.items) / per_batch)
+    runs: list[int] = []
+    hook = made.model.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
+    with memory_moments(made, 2):
+        pass
+    hook.remove()
+    assert sum(runs) == len(MemoryBatches(made, 2).items)
 
 
 def test_memory_moments_change_the_evaluation_alone(root: Path) -> None:
