@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
+    from contnorm.bench.plan import Plan, Step
     from contnorm.bench.power_analysis import PowerRow, PowerTable, power
     from contnorm.bench.records import Record
     from contnorm.bench.registries import (
@@ -87,6 +88,7 @@ __all__ = [
     "OutputMask",
     "PairedDecision",
     "PartitioningReservoir",
+    "Plan",
     "PowerRow",
     "PowerTable",
     "Ratio",
@@ -102,6 +104,7 @@ __all__ = [
     "Runs",
     "Single",
     "Spread",
+    "Step",
     "StopRun",
     "StopSignals",
     "Strategy",
@@ -178,6 +181,7 @@ _NAMES_BY_MODULE = {
         "StreamInfo",
     ),
     "contnorm.bench.metrics.task_scores": ("TaskScores",),
+    "contnorm.bench.plan": ("Plan", "Step"),
     "contnorm.bench.power_analysis": ("PowerRow", "PowerTable", "power"),
     "contnorm.bench.records": ("Record",),
     "contnorm.bench.registries": (

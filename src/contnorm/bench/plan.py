@@ -47,6 +47,14 @@ class Step:
         stream_views: Crops and flips of the stream's items; None without augmentation.
         replay_views: Crops and flips of the replayed items, likewise.
         has_extra: Whether the last draw is an extra one for a norm, and not for the strategy.
+
+    Items are rows of the ``train`` items of the stream. Slots that are not written to are -1. If two items of a step
+    are written to one slot, the later one stays.
+
+    Example:
+        >>> items, slots = np.array([4, 5]), np.array([0, 1])
+        >>> Step(0, np.array([7]), np.array([NOT_STORED]), (items,), (slots,), None, None).sizes
+        (1, 2)
     """
 
     task: int
@@ -79,6 +87,11 @@ class Plan:
         ends: The number of steps done when each task ends. With ``max_steps``, only tasks with at least one sample in
             the plan are listed.
         slots: Number of slots of the memory; 0 without replay.
+
+    Example:
+        >>> step = Step(0, np.array([7]), np.array([NOT_STORED]), (), (), None, None)
+        >>> len(Plan((step,), ends=(1,), slots=0).steps)
+        1
     """
 
     steps: tuple[Step, ...]

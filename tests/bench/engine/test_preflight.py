@@ -42,6 +42,8 @@ def lane(root: Path, per_task: int = 21, norm: str = "cn", **groups: dict[str, A
     [
         ({}, "train.batch=10: the last batch of task 0, which has 21 samples, is a single sample"),
         ({"strategy": {"name": "er"}}, "the last batch of task 0, which has 21 samples"),
+        ({"train": {"updates": 2}}, "which has 21 samples, is a single sample"),
+        ({"train": {"updates": 2, "passes": 3}}, "which has 21 samples, is a single sample"),
         ({"train": {"batch": 1}}, "train.batch=1: every batch of the stream is one sample"),
         (
             {"per_task": 20, "train": {"replay": 1}, "strategy": {"name": "er", "forward": "separate"}},

@@ -160,10 +160,11 @@ def strategies(file: Path) -> list[dict[str, Any]]:
         {"name": "ewc", "strength": 30.0, "fisher_samples": 10},
         {"name": "lwf"},
         {"name": f"{file}:Momentum"},
+        {"name": "derpp", "distance": "all"},
     ]
 
 
-@pytest.mark.parametrize("number", range(4), ids=["er-ace", "ewc", "lwf", "user"])
+@pytest.mark.parametrize("number", range(5), ids=["er-ace", "ewc", "lwf", "user", "derpp"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_captured_steps_equal_steps_in_python(
     root: Path, source: Source, file: Path, number: int, precision: str
@@ -186,7 +187,7 @@ def test_lanes_of_several_strategies_equal_runs_alone(root: Path, source: Source
             assert finish([alone]) == [matrix] and same_state(alone, trainer)
 
 
-@pytest.mark.parametrize("number", range(4), ids=["er-ace", "ewc", "lwf", "user"])
+@pytest.mark.parametrize("number", range(5), ids=["er-ace", "ewc", "lwf", "user", "derpp"])
 def test_run_killed_on_a_gpu_equals_one_never_stopped(
     root: Path, source: Source, file: Path, tmp_path: Path, number: int
 ) -> None:

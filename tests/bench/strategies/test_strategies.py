@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.config.schema import StrategyConfig, from_dict
 from contnorm.bench.strategies.base import Batch, OutputMask
 from contnorm.bench.strategies.build import build_strategy
+from contnorm.bench.strategies.derpp import DERpp
 from contnorm.errors import UserError
 
 COMPETING = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
@@ -65,22 +67,34 @@ def test_er_forwards_and_losses(forward: str, groups: list[int], kind: str) -> N
 
 
 @pytest.mark.parametrize(("forward", "groups"), [("joint", [12]), ("separate", [5, 3, 4])])
-def test_derpp_forwards_losses_and_stored_logits(forward: str, groups: list[int]) -> None:
+@pytest.mark.parametrize(("distance", "outputs"), [("task", 2), ("all", 4)])
+def test_derpp_forwards_losses_and_stored_logits(forward: str, groups: list[int], distance: str, outputs: int) -> None:
     model = Watched()
-    config = StrategyConfig("derpp", forward=forward, alpha=0.3, beta=0.7)  # type: ignore[arg-type]
+    config = StrategyConfig("derpp", forward=forward, alpha=0.3, beta=0.7, distance=distance)  # type: ignore[arg-type]
     loss, logits = build_strategy(config).loss(model, OutputMask(COMPETING), NEW, (OLD, OTHER))
     assert OLD.logits is not None and logits is not None
-    dark = (OLD.x @ model.weight - OLD.logits)[:, :2].square().mean()
+    dark = (OLD.x @ model.weight - OLD.logits)[:, :outputs].square().mean()
     expected = by_hand(model, NEW).mean() + 0.3 * dark + 0.7 * by_hand(model, OTHER).mean()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(logits, NEW.x @ model.weight)
     assert model.forwards == groups
 
 
-def test_derpp_without_output_mask() -> None:
+def test_distance_changes_the_hash_only_if_it_is_not_the_default() -> None:
+    default, task, everything = (
+        from_dict({"strategy": {"name": "derpp", **given}}).hash
+        for given in ({}, {"distance": "task"}, {"distance": "all"})
+    )
+    assert default == task != everything
+    assert DERpp(distance="all").overrides == {"strategy.name": "derpp", "strategy.distance": "all"}
+
+
+@pytest.mark.parametrize("distance", ["task", "all"])
+def test_derpp_without_output_mask(distance: Literal["task", "all"]) -> None:
     model = Watched()
     head = OutputMask(torch.ones(2, 4, dtype=torch.bool))
-    loss, _ = build_strategy(StrategyConfig("derpp", forward="separate")).loss(model, head, NEW, (OLD, OTHER))
+    config = StrategyConfig("derpp", forward="separate", distance=distance)
+    loss, _ = build_strategy(config).loss(model, head, NEW, (OLD, OTHER))
     dark = F.mse_loss(OLD.x @ model.weight, OLD.logits)  # type: ignore[arg-type]
     rest = F.cross_entropy(NEW.x @ model.weight, NEW.label) + 0.5 * F.cross_entropy(OTHER.x @ model.weight, OTHER.label)
     torch.testing.assert_close(loss, rest + 0.2 * dark)

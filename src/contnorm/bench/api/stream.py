@@ -27,7 +27,7 @@ from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.npz import read_npz
 from contnorm.bench.data.registry import Source, data_root, load_source
 from contnorm.bench.escape import escape_html, html_table
-from contnorm.bench.plan import make_plan
+from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.records import LARGEST_SEED
 from contnorm.bench.strategies.base import Batch
 from contnorm.bench.strategies.build import build_strategy
@@ -352,19 +352,47 @@ class Stream:
                 it that of training without replay.
             device: Device of the tensors.
         """
-        values: dict[str, Any] = {"stream": self.settings}
-        for key, value in flatten_settings({"train.batch": batch_size, **(settings or {})}).items():
-            if value is not None or key != "train.batch":
-                values = with_setting(values, key, value.item() if isinstance(value, np.generic) else value)
-        config = resolve(values, self.root or Path("data"))
-        (seed,) = list_seeds([seed])
-        sequence = self.sequence(seed)
-        plan = make_plan(config, sequence, seed, build_strategy(config.strategy).draws)
+        sequence, plan = self._sequence_and_plan(seed, {"train.batch": batch_size, **(settings or {})})
         data = DeviceStream(sequence, torch.device(device))
         for step in plan.steps:
             items = torch.from_numpy(step.stream).to(data.device)
             views = None if step.stream_views is None else torch.from_numpy(step.stream_views).to(data.device)
             yield Batch(data.train_x(items, views), data.train.label[items], data.train.task[items])
+
+    def plan(self, seed: int = 0, *, settings: Mapping[str, Any] | None = None) -> Plan:
+        """Return the samples of each training step of a run: of the stream, and of each replay draw.
+
+        The steps are those of `bench.run` with the same seed and settings, so that a loop of your own can repeat the
+        run. Samples are rows of ``stream.sequence(seed).train``, whose ``image`` is the index in the data set. The
+        extra batch that some norms request is not part of it.
+
+        Args:
+            seed: Seed of the run.
+            settings: Settings of the run by dotted key, such as ``{"strategy.name": "er", "train.updates": 2}``.
+
+        Example:
+            >>> x, y = np.zeros((80, 8)), np.arange(80) % 4
+            >>> stream = Stream.from_arrays(x, y, x, y, tasks=2)
+            >>> plan = stream.plan(settings={"strategy.name": "er", "train.updates": 2})
+            >>> len(plan.steps), plan.ends  # 80 samples in batches of 10, with 2 steps each
+            (16, (8, 16))
+            >>> first, second = plan.steps[8:10]  # the first batch of the second task
+            >>> first.stream.tolist() == second.stream.tolist(), [len(draw) for draw in first.replay]
+            (True, [10])
+            >>> stream.sequence().train.image[first.stream].shape  # the rows of ``x``
+            (10,)
+        """
+        return self._sequence_and_plan(seed, settings or {})[1]
+
+    def _sequence_and_plan(self, seed: int, settings: Mapping[str, Any]) -> tuple[TaskSequence, Plan]:
+        values: dict[str, Any] = {"stream": self.settings}
+        for key, value in flatten_settings(settings).items():
+            if value is not None or key != "train.batch":
+                values = with_setting(values, key, value.item() if isinstance(value, np.generic) else value)
+        config = resolve(values, self.root or Path("data"))
+        (seed,) = list_seeds([seed])
+        sequence = self.sequence(seed)
+        return sequence, make_plan(config, sequence, seed, build_strategy(config.strategy).draws)
 
     def __repr__(self) -> str:
         config = self._config.stream

@@ -157,6 +157,11 @@ class StrategyConfig(ComponentConfig):
     alpha: Number = Field(default=0.2, description="Weight of the stored logits in DER++.")
     beta: Number = Field(default=0.5, description="Weight of the stored labels in DER++.")
     code: Text | None = Field(default=None, description="Hash of a user's strategy; filled in, do not set.")
+    distance: Literal["task", "all"] = Field(
+        default="task",
+        kw_only=True,
+        description="Outputs that DER++ compares with the stored logits: those that compete for the sample, or all.",
+    )
 
 
 @dataclass(frozen=True, config=_CONFIG)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
+from collections import defaultdict
 from contextlib import nullcontext
 from functools import cache
 
@@ -281,7 +281,7 @@ def _single_sample_message(config: RunConfig, plan: Plan, step: Step) -> str:
 
 def _sizes(config: RunConfig, plan: Plan) -> list[int]:
     """Return the number of samples of each sequence that is split into batches: each task, or the whole stream."""
-    shown: Counter[int] = Counter()
+    shown: defaultdict[int, set[int]] = defaultdict(set)  # a sample once, however many updates and passes there are
     for step in plan.steps:
-        shown[0 if config.stream.scenario == "free" else step.task] += len(step.stream)
-    return sorted(shown.values(), key=lambda n: n % config.train.batch != 1)
+        shown[0 if config.stream.scenario == "free" else step.task].update(step.stream.tolist())
+    return sorted(map(len, shown.values()), key=lambda n: n % config.train.batch != 1)

@@ -2,7 +2,8 @@
 
 Each step has two independent draws: one is trained to match the logits stored with the sample, the other to match the
 label. The stored logits are those of the augmented view, computed in training mode before the update. The published
-code runs three forward passes; ``joint`` runs one.
+code runs three forward passes and compares all outputs, also if the task of a sample is known. Here the settings
+``forward`` and ``distance`` choose.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class DERpp(Strategy):
         alpha: Weight of the stored logits.
         beta: Weight of the stored labels.
         replay_from: Whether past tasks are replayed, or all including the current one.
+        distance: Compare stored logits over the outputs of the sample's task (``"task"``), or over all outputs.
 
     Example:
         >>> DERpp(alpha=0.3).overrides
@@ -47,6 +49,7 @@ class DERpp(Strategy):
         alpha: float | None = None,
         beta: float | None = None,
         replay_from: Literal["past", "all"] | None = None,
+        distance: Literal["task", "all"] | None = None,
     ) -> None:
         settings = {
             "train.replay": replay,
@@ -54,6 +57,7 @@ class DERpp(Strategy):
             "strategy.alpha": alpha,
             "strategy.beta": beta,
             "strategy.replay_from": replay_from,
+            "strategy.distance": distance,
         }
         super().__init__(config, **settings)
 
@@ -70,9 +74,13 @@ class DERpp(Strategy):
         else:
             on_stream, on_dark, on_labelled = (forward(model, batch) for batch in (stream, dark, labelled))
         assert dark.logits is not None
+        if self.config.distance == "all":
+            distances = (on_dark.float() - dark.logits).square().mean(1)
+        else:
+            distances = head.squared_error(on_dark, dark.logits, dark.task)
         loss = (
             head.cross_entropy(on_stream, stream).mean()
-            + self.config.alpha * head.squared_error(on_dark, dark.logits, dark.task).mean()
+            + self.config.alpha * distances.mean()
             + self.config.beta * head.cross_entropy(on_labelled, labelled).mean()
         )
         return loss, on_stream.detach().float()
