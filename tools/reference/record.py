@@ -44,15 +44,19 @@ FIELDS = {
     "matrix.before": Field("list of int or null", _FINISHED, "Correct predictions of the untrained network; null "
                            "unless `evaluate.ahead` is true."),
     "matrix_running": Field("object", _FINISHED, "The same with running moments, if `evaluate.moments` is another."),
+    "matrix_memory": Field("object", _FINISHED, "The same with memory moments, of runs with `--memory-moments`."),
     "matrix_task": Field("object", _FINISHED, "Class-incremental streams: the same network evaluated with the task "
                          "known, so that only outputs of the sample's task compete."),
     "matrix_task_running": Field("object", _FINISHED, "`matrix_task` with running moments, if `evaluate.moments` is "
                                  "another."),
+    "matrix_task_memory": Field("object", _FINISHED, "`matrix_task` with memory moments, of runs with "
+                                "`--memory-moments`."),
     "labels": Field("object", _LABELS, "Label statistics after each task, in place of `matrix`."),
     "labels.own": Field("list of lists of object or null", _LABELS, "On the test images of each task: `samples` (int), "
                         "and as texts with a number per class `tp`, `predicted`, `positive` and `ap` (`-` for none)."),
     "labels.tally": Field("list of object", _LABELS, "The same on the test images of all tasks so far."),
     "labels_running": Field("object", _LABELS, "As `labels`, with running moments, if `evaluate.moments` is another."),
+    "labels_memory": Field("object", _LABELS, "As `labels`, with memory moments, of runs with `--memory-moments`."),
     "classes": Field("object", _LABELS, "Names of the classes and the groups that scores are reported for."),
     "classes.names": Field("list of str", _LABELS, "Name of each class."),
     "classes.groups": Field("list of str", _LABELS, "Group of each class: `majority`, `moderate` or `minority`."),
@@ -109,7 +113,10 @@ FIELDS = {
 }  # fmt: skip
 
 _OPEN = ("config", "norms", "norm_groups", "versions")  # objects whose keys are not fields
-_ANY_MATRIX = ("matrix_running", "matrix_task", "matrix_task_running", "labels_running")
+_ANY_MATRIX = (
+    "matrix_running", "matrix_memory", "matrix_task", "matrix_task_running", "matrix_task_memory", "labels_running",
+    "labels_memory",
+)  # fmt: skip
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,), "number": (int, float), "str": (str,), "bool": (bool,), "object": (dict,), "null": (type(None),),
 }  # fmt: skip

@@ -153,7 +153,7 @@ def _accuracy_rows(record: Record) -> Iterator[Row]:
     identity = {"hash": record.hash, "seed": record.seed}
     others = {
         f"accuracy_{kind}": matrix
-        for kind in ("running", "task")
+        for kind in ("running", "memory", "task")
         if isinstance(counted, AccuracyMatrix) and (matrix := record.matrix_of(f"matrix_{kind}")) is not None
     }
     if isinstance(counted, AccuracyMatrix) and counted.before is not None:

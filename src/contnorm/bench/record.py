@@ -157,7 +157,7 @@ class Record:
 
     @property
     def evaluated(self) -> dict[str, AccuracyMatrix]:
-        """Accuracy matrices of the same network by the moments used in evaluation: ``running``, others, or both.
+        """Accuracy matrices of the same network by the moments used in evaluation, such as ``running`` and ``memory``.
 
         Task-wise moments need the task of a sample. For class-incremental streams they are those of ``matrix_task``, so
         that this has ``running`` alone.
@@ -165,14 +165,21 @@ class Record:
         moments = self.config.evaluate.moments
         if moments == "task" and self.config.stream.scenario == "class":
             moments = "running"
-        matrices: dict[str, AccuracyMatrix] = {moments: self.matrix}
-        running = self.matrix_of("matrix_running")
-        return matrices if running is None else {"running": running, **matrices}
+        running, memory = self.matrix_of("matrix_running"), self.matrix_of("matrix_memory")
+        first = {} if running is None else {"running": running}
+        last = {} if memory is None else {"memory": memory}
+        return {**first, moments: self.matrix, **last}
 
     def labels_of(self, key: str) -> LabelMatrix | None:
         """Label statistics: ``labels``, or ``labels_running`` with running moments; None if missing."""
         raw = self.raw.get(key)
         return None if raw is None else LabelMatrix.from_json(raw)
+
+    @property
+    def labels_evaluated(self) -> dict[str, LabelMatrix]:
+        """As `evaluated`, for a multi-label run."""
+        keys = {"labels_running": "running", "labels": self.config.evaluate.moments, "labels_memory": "memory"}
+        return {moments: counts for key, moments in keys.items() if (counts := self.labels_of(key)) is not None}
 
     def classes_of(self, group: str) -> list[int] | None:
         """Class indices of a group such as ``"majority"``; None for ``"overall"``, which means all classes."""

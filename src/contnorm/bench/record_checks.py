@@ -33,14 +33,15 @@ def checked_counts(raw: Mapping[str, Any]) -> AccuracyMatrix | LabelMatrix:
     """
     if "labels" in raw:
         labels = _label_matrix(raw["labels"], "labels")
-        if raw.get("labels_running") is not None:
-            _same_tasks(_label_matrix(raw["labels_running"], "labels_running"), labels, "labels_running")
+        for key in ("labels_running", "labels_memory"):
+            if raw.get(key) is not None:
+                _same_tasks(_label_matrix(raw[key], key), labels, key)
         _check_classes(raw.get("classes"), labels.tally[0].classes)
         if "census" in raw:
             _check_census(raw["census"], labels.tasks, labels.tally[0].classes)
         return labels
     matrix = _accuracy_matrix(raw["matrix"], "matrix")
-    for key in ("matrix_running", "matrix_task", "matrix_task_running"):
+    for key in ("matrix_running", "matrix_memory", "matrix_task", "matrix_task_running", "matrix_task_memory"):
         if raw.get(key) is not None:
             _same_tasks(_accuracy_matrix(raw[key], key), matrix, key)
     return matrix

@@ -28,6 +28,7 @@ __all__ = [
     "Log",
     "LogDir",
     "LogEvery",
+    "MemoryMoments",
     "RunsFolder",
     "TrustCode",
     "Where",
@@ -75,6 +76,13 @@ LogDir = Annotated[
 ]
 AllowMissing = Annotated[
     bool, typer.Option("--allow-missing", help="Accept a published data set with missing images; noted in the record.")
+]
+MemoryMoments = Annotated[
+    bool,
+    typer.Option(
+        "--memory-moments",
+        help="Evaluate with the moments of the replay memory too, beside --eval-moments; the run has the same hash.",
+    ),
 ]
 DataRoot = Annotated[
     Path | None, typer.Option("--data-root", help="Folder of data sets. Default: $CONTNORM_DATA, or ./data.")

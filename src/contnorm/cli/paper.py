@@ -28,6 +28,7 @@ from contnorm.cli.common import (
     AllowMissing,
     DataRoot,
     Lanes,
+    MemoryMoments,
     RunsFolder,
     TrustCode,
     console,
@@ -82,6 +83,7 @@ def paper(
     selected: Annotated[
         Path | None, typer.Option(help="File of learning rates written by `contnorm tune --out`.")
     ] = None,
+    memory_moments: MemoryMoments = False,
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
@@ -113,7 +115,9 @@ def paper(
         raise UserError(f"--max-seeds {max_seeds}: is the limit of --until-decided. Add that option, or use --seeds.")
     with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
+        options = bench.RunOptions(
+            device, lanes, threads, False, allow_missing, where, devices, memory_moments=memory_moments
+        )
     if list_ or not recipe:
         with only_trusted(trusted):
             show_recipes(RUNS if seeds is None else seeds, data_root, runs, console, recipe)

@@ -32,6 +32,7 @@ from contnorm.cli.common import (
     Log,
     LogDir,
     LogEvery,
+    MemoryMoments,
     RunsFolder,
     TrustCode,
     console,
@@ -111,6 +112,7 @@ def run(
         bool,
         typer.Option("--keep-weights", help="Save the final weights of each run next to its record, for `diagnose`."),
     ] = False,
+    memory_moments: MemoryMoments = False,
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
@@ -153,7 +155,7 @@ def run(
     named = code_files(nest_settings([*typed, *parse_assignments(set_ or [])]))
     with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing, where, devices)
+        options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing, where, devices, memory_moments)
     with only_trusted(
         [*check_files(trust_code or []), *named]
     ):  # excludes code that is named only in the --config file
@@ -235,6 +237,7 @@ def run_seeds(
             lanes=options.lanes,
             threads=1 if options.threads is None else options.threads,
             keep_weights=options.keep_weights,
+            memory_moments=options.memory_moments,
             progress=console,
             launcher=options.launcher,
             devices=options.devices,

@@ -37,6 +37,7 @@ from contnorm.cli.common import (
     Log,
     LogDir,
     LogEvery,
+    MemoryMoments,
     RunsFolder,
     TrustCode,
     console,
@@ -140,6 +141,7 @@ def sweep(
     threads: Annotated[int, typer.Option(help=THREADS_HELP)] = 1,
     precision: Annotated[str | None, typer.Option(help=PRECISION_HELP)] = None,
     max_steps: Annotated[int | None, typer.Option(help=MAX_STEPS_HELP)] = None,
+    memory_moments: MemoryMoments = False,
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
@@ -175,7 +177,9 @@ def sweep(
     check_seeds(seeds)
     with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
+        options = bench.RunOptions(
+            device, lanes, threads, False, allow_missing, where, devices, memory_moments=memory_moments
+        )
     names = [_AXIS_OF_FLAG.get(name.strip(), name.strip()) for name in by.split(",")]
 
     def run(stream_: bench.Stream, settings: dict[str, Any], progress: Console) -> SweepResult:
@@ -191,6 +195,7 @@ def sweep(
             device=device,
             lanes=lanes,
             threads=threads,
+            memory_moments=memory_moments,
             log=log,
             log_every=log_every,
             log_dir=log_dir,
@@ -337,6 +342,7 @@ def _shared_options(
     parts += ["--devices", str(options.devices)] if options.devices is not None else []
     parts += ["--threads", str(options.threads)] if options.threads != 1 else []
     parts += ["--allow-missing"] if options.allow_missing else []
+    parts += ["--memory-moments"] if options.memory_moments else []
     return [*parts, *(part for file in trust_code for part in ("--trust-code", str(file)))]
 
 

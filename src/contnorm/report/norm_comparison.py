@@ -261,11 +261,9 @@ def _evaluations(record: Record) -> Iterator[tuple[str, tuple[dict[str, float], 
         for moments, matrix in record.evaluated.items():
             yield moments, ({name: score(matrix, name) for name in SCORES}, acc_so_far(matrix))
         return
-    for moments, key in {"running": "labels_running", record.config.evaluate.moments: "labels"}.items():
-        counts = record.labels_of(key)
-        if counts is not None:
-            scores = {name: label_score(counts, name) for name in LABEL_SCORES}
-            yield moments, (scores, [mean_ap(row) for row in counts.tally])
+    for moments, counts in record.labels_evaluated.items():
+        scores = {name: label_score(counts, name) for name in LABEL_SCORES}
+        yield moments, (scores, [mean_ap(row) for row in counts.tally])
 
 
 def _setting(settings: dict[Key, NormRuns], config: RunConfig, moments: str) -> NormRuns:

@@ -127,17 +127,15 @@ def _accuracy_scores(record: Record) -> Iterator[tuple[str, dict[str, list[float
 
 
 def _label_scores(record: Record) -> Iterator[tuple[str, dict[str, list[float]]]]:
-    for key, moments in (("labels_running", "running"), ("labels", record.config.evaluate.moments)):
-        counts = record.labels_of(key)
-        if counts is not None:
-            classes = {group: record.classes_of(group) for group in GROUPS_SHOWN}
-            yield (
-                moments,
-                {
-                    group: [label_score(counts, name, some) for name in LABEL_SCORES_SHOWN]
-                    for group, some in classes.items()
-                },
-            )
+    for moments, counts in record.labels_evaluated.items():
+        classes = {group: record.classes_of(group) for group in GROUPS_SHOWN}
+        yield (
+            moments,
+            {
+                group: [label_score(counts, name, some) for name in LABEL_SCORES_SHOWN]
+                for group, some in classes.items()
+            },
+        )
 
 
 def find_summaries(store: Store, query: str) -> Summaries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.evaluate import MemoryBatches, TrainBatches, count_correct, memory_moments
-from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.events import Finished, TaskDone
 from contnorm.bench.engine.loop import train_together
+from contnorm.bench.engine.run_dir import RunDir, stopped_runs
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.record import Record
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError
+from contnorm.moments.reestimate import NonFiniteMomentsError
 from tests.bench.engine.stopped_runs import kill, same_state
 from tests.datasets import small_mnist, small_multi_label
 
@@ -50,8 +54,8 @@ def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
     return resolve(merge_settings(own, groups), root)
 
 
-def trainer(config: RunConfig, root: Path, seed: int = 0) -> Trainer:
-    return Trainer(config, seed, load_source("mnist", root), CPU)
+def trainer(config: RunConfig, root: Path, seed: int = 0, memory_moments: bool = False) -> Trainer:
+    return Trainer(config, seed, load_source("mnist", root), CPU, memory_moments=memory_moments)
 
 
 def results(*trainers: Trainer) -> list[dict[str, Any]]:
@@ -177,6 +181,90 @@ def test_memory_moments_change_the_evaluation_alone(root: Path) -> None:
     assert second["matrix"]["correct"][2] == right.all
 
 
+def record_of(config: RunConfig, environment: RunEnvironment) -> Record:
+    """The record of a run, made from where its checkpoint is."""
+    for _ in execute([Job(config, 0)], environment):
+        pass
+    record = environment.store.load_run(config, 0)
+    assert isinstance(record, Record)
+    return record
+
+
+@pytest.mark.parametrize("moments", ["running", "oracle", "task"])
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_memory_moments_are_measured_beside_those_of_the_settings(root: Path, moments: str, scenario: str) -> None:
+    stream, slow = {"scenario": scenario}, {"lr": 0.001}
+    config = settings(root, stream=stream, train=slow, evaluate={"moments": moments})
+    plain, both = trainer(config, root), trainer(config, root, memory_moments=True)
+    as_set = trainer(settings(root, stream=stream, train=slow, evaluate={"moments": "memory"}), root)
+    (first,), (second,), (third,) = results(plain), results(both), results(as_set)
+    assert same_state(plain, both)
+    added = {"matrix_memory", *(["matrix_task_memory"] if scenario == "class" else [])}
+    assert second.keys() - first.keys() == added
+    assert all(second[key] == value for key, value in first.items() if key != "seconds")
+    assert second["matrix_memory"] == third["matrix"] != third["matrix_running"]
+    assert second.get("matrix_task_memory") == third.get("matrix_task")
+
+
+def test_runs_of_the_settings_memory_have_no_second_matrix(root: Path) -> None:
+    config = settings(root, evaluate={"moments": "memory"})
+    plain, both = results(trainer(config, root)), results(trainer(config, root, memory_moments=True))
+    assert plain[0].keys() == both[0].keys()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"norm": {"name": "gn4"}},
+        {"strategy": {"name": "single"}},
+        {"memory": {"size": 1}, "train": {"replay": 1}},  # no variance
+    ],
+)
+def test_runs_that_can_have_no_memory_moments_are_recorded_without(root: Path, more: dict[str, Any]) -> None:
+    config = settings(root, **more)
+    (first,), (second,) = (results(trainer(config, root, memory_moments=both)) for both in (False, True))
+    assert first["matrix"] == second["matrix"] and first.keys() == second.keys()
+
+
+def test_moments_of_the_memory_that_are_not_finite_do_not_end_a_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise NonFiniteMomentsError("norm1")
+
+    (first,) = results(trainer(settings(root), root))
+    monkeypatch.setattr("contnorm.bench.engine.measurements.memory_moments", fail)
+    (second,) = results(trainer(settings(root), root, memory_moments=True))
+    assert second["matrix"] == first["matrix"] and "matrix_memory" not in second
+
+
+def test_recorded_memory_moments_do_not_change_the_hash_and_are_resumed(root: Path, tmp_path: Path) -> None:
+    config = settings(root)
+    plain = record_of(config, RunEnvironment(tmp_path / "plain", root, CPU))
+    both = RunEnvironment(tmp_path / "both", root, CPU, memory_moments=True, checkpoint_every=5)
+    whole = record_of(config, both)
+    assert whole.hash == plain.hash and list(plain.evaluated) == ["running"]
+    assert list(whole.evaluated) == ["running", "memory"] and whole.evaluated["running"] == plain.evaluated["running"]
+    stopped = replace(both, runs=tmp_path / "stopped")
+    learned: list[TaskDone] = []
+    for event in execute([Job(config, 0)], stopped, stop=lambda: bool(learned)):
+        learned += [event.what] if isinstance(event.what, TaskDone) else []
+    (left,) = stopped_runs(tmp_path / "stopped").runs
+    assert left.memory_moments and RunDir.of(left.job, stopped.store).checkpoints.latest_step() > 0
+    (resumed,) = bench.resume(tmp_path / "stopped", root=root)
+    assert resumed.evaluated == whole.evaluated
+    again = record_of(config, replace(both, runs=tmp_path / "plain"))
+    assert list(again.evaluated) == ["running"]  # a recorded run is kept as it is
+
+
+def test_exports_have_the_accuracies_with_memory_moments(root: Path, tmp_path: Path) -> None:
+    record = record_of(settings(root), RunEnvironment(tmp_path / "runs", root, CPU, memory_moments=True))
+    bench.export(tmp_path / "runs", "csv", tmp_path / "table.csv")
+    head, *rows = (tmp_path / "table-accuracy.csv").read_text().splitlines()
+    column = head.split(",").index("accuracy_memory")
+    assert float(rows[-1].split(",")[column]) == pytest.approx(record.evaluated["memory"].at(2, 2))
+
+
 def test_task_moments_equal_manual_save_and_restore(root: Path) -> None:
     # Five tasks with different counts: with few or correct predictions, a mistake might not show.
     more: dict[str, Any] = {"stream": {"tasks": 5}, "train": {"lr": 0.001}}
@@ -281,6 +369,7 @@ def test_frozen_runs_measure_the_drift_of_their_moments(root: Path) -> None:
 
 MODES: dict[str, dict[str, Any]] = {
     "memory": {"evaluate": {"moments": "memory", "weights": "batch"}},
+    "both": {},
     "task": {"evaluate": {"moments": "task"}},
     "class": {"evaluate": {"moments": "task"}, "stream": {"scenario": "class"}},
     "frozen": {"norm": {"freeze_after": 1}},
@@ -293,7 +382,7 @@ def test_killed_and_resumed_run_has_the_same_bits(root: Path, tmp_path: Path, mo
     config, rng = settings(root, **MODES[mode]), random.Random(7)
 
     def make() -> list[Trainer]:
-        return [trainer(config, root, seed) for seed in (0, 1)]
+        return [trainer(config, root, seed, mode == "both") for seed in (0, 1)]
 
     whole, folders = make(), [tmp_path / str(seed) for seed in (0, 1)]
     expected = results(*whole)
@@ -308,19 +397,20 @@ def test_killed_and_resumed_run_has_the_same_bits(root: Path, tmp_path: Path, mo
     found = {t: what.results for t, what in train_together(resumed, places) if isinstance(what, Finished)}
     for one, other, results_of in zip(whole, resumed, expected, strict=True):
         assert same_state(one, other)
-        for key in ("matrix", "matrix_running", "matrix_task", "matrix_task_running", "drift"):
+        for key in ("matrix", "matrix_running", "matrix_memory", "matrix_task", "matrix_task_running", "drift"):
             assert found[other].get(key) == results_of.get(key), key
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_lanes_together_equal_lanes_alone(root: Path, mode: str) -> None:
     config = settings(root, **MODES[mode])
-    together = [trainer(config, root, seed) for seed in (0, 1)]
+    together = [trainer(config, root, seed, mode == "both") for seed in (0, 1)]
     found = results(*together)
     for seed, lane in enumerate(together):
-        alone = trainer(config, root, seed)
+        alone = trainer(config, root, seed, mode == "both")
         (expected,) = results(alone)
         assert same_state(alone, lane) and found[seed]["matrix"] == expected["matrix"]
+        assert found[seed].get("matrix_memory") == expected.get("matrix_memory")
 
 
 def multi_label(**groups: dict[str, Any]) -> RunConfig:
@@ -343,6 +433,8 @@ def test_multi_label_streams_have_memory_and_frozen_moments() -> None:
     )
     first, second, third = (results(one)[0] for one in (plain, memory, frozen))
     assert second["labels_running"] == first["labels"] != second["labels"]
+    (both,) = results(Trainer(multi_label(), 0, source, CPU, memory_moments=True))
+    assert both["labels"] == first["labels"] and both["labels_memory"] == second["labels"]
     assert third["labels"] != first["labels"] and "labels_running" not in third
     assert not torch.equal(frozen.model.norm1.running_mean, plain.model.norm1.running_mean)
 

@@ -92,6 +92,7 @@ class RunOptions:
         launcher: Where runs are executed: the name of a launcher, or a launcher; None for this machine.
         devices: Indices of GPUs of this machine that are used in parallel, as a list or as text (``"0,1"`` or
             ``"all"``). Each has a worker process that executes up to ``lanes`` runs at a time.
+        memory_moments: Whether runs are evaluated with the moments of their replay memory too.
 
     Example:
         >>> RunOptions(device="cuda", lanes=4).lanes
@@ -105,6 +106,7 @@ class RunOptions:
     allow_missing: bool = False
     launcher: str | Launcher | None = None
     devices: Sequence[int] | str | int | None = None
+    memory_moments: bool = False
 
 
 def run_environment(runs: Path | None, options: RunOptions, root: Path | None) -> RunEnvironment:
@@ -126,6 +128,7 @@ def environment_with_data(runs: Path | None, options: RunOptions, root: Path) ->
         lanes=lanes,
         threads=threads,
         keep_weights=options.keep_weights,
+        memory_moments=options.memory_moments,
         allow_missing=options.allow_missing,
         launcher=launcher,
     )
@@ -426,24 +429,25 @@ def _group_stopped(
     stopped: list[StoppedRun], options: RunOptions, root: Path | None
 ) -> tuple[list[tuple[RunEnvironment, list[Job]]], list[str]]:
     """Group stopped runs by folder and options; also returns the reasons why some can't be resumed."""
-    groups: dict[tuple[Path, str, int, bool, bool], list[Job]] = {}
+    groups: dict[tuple[Path, str, int, bool, bool, bool], list[Job]] = {}
     device_option = options.device if options.devices is None else "cuda"
     for run in stopped:
         threads = run.threads if options.threads is None else options.threads
         missing = run.allow_missing or options.allow_missing
-        key = (run.runs, run.device if device_option is None else device_option, threads, run.keep_weights, missing)
+        device = run.device if device_option is None else device_option
+        key = (run.runs, device, threads, run.keep_weights, missing, run.memory_moments)
         groups.setdefault(key, []).append(run.job)
     launcher = find_launcher(options.launcher)
     remote = launcher is not None and launcher.remote
     work: list[tuple[RunEnvironment, list[Job]]] = []
     problems: list[str] = []
-    for (runs, device, threads, keep, missing), jobs in groups.items():
+    for (runs, device, threads, keep, missing, memory), jobs in groups.items():
         if device_option is None and device == "cuda" and not remote and not torch.cuda.is_available():
             problems.append(
                 f"{runs}: {len(jobs)} stopped runs started on a GPU (--device cuda), and torch sees none here."
             )
         else:
-            chosen = RunOptions(device, options.lanes, threads, keep, missing, launcher, options.devices)
+            chosen = RunOptions(device, options.lanes, threads, keep, missing, launcher, options.devices, memory)
             work.append((run_environment(runs, chosen, root), jobs))
     return work, problems
 

@@ -110,10 +110,11 @@ class Result:
 
     @property
     def accuracy_by_moments(self) -> dict[str, NDArray[np.float64]]:
-        """Accuracy arrays by the moments that were used in evaluation: ``"running"``, the run's setting, or both."""
+        """Accuracy arrays by the moments that all seeds were evaluated with, such as ``"running"`` and ``"memory"``."""
         self._check_accuracies()
         by_seed = [record.evaluated for record in self.records]
-        return {moments: np.array([_matrix_array(m[moments]) for m in by_seed]) for moments in by_seed[0]}
+        shared = [moments for moments in by_seed[0] if all(moments in one for one in by_seed)]
+        return {moments: np.array([_matrix_array(m[moments]) for m in by_seed]) for moments in shared}
 
     @property
     def acc(self) -> NDArray[np.float64]:

@@ -69,6 +69,7 @@ def run(
     lanes: int | None = None,
     threads: int = 1,
     keep_weights: bool = False,
+    memory_moments: bool = False,
     progress: bool | Console = False,
     log: Loggers | None = None,
     log_every: int = LogOptions.every,
@@ -110,6 +111,9 @@ def run(
         lanes: Number of parallel runs; None for 8 on a GPU, and as many as the cores allow on a CPU.
         threads: CPU threads per run. Changing it changes results slightly.
         keep_weights: Whether to keep the final weights, for `Result.models`.
+        memory_moments: Whether to evaluate with the exact moments of the replay memory too, beside the moments of the
+            settings. It changes neither the training nor the other accuracies, and not the identity of the run. Runs
+            without running moments or memory, and runs that are recorded already, stay without it.
         progress: Whether to show progress; or the rich console to show it on.
         log: Loggers of settings, losses, accuracies and scores: ``"csv"``, ``"tensorboard"``, ``"wandb"``,
             ``"mlflow"``, an object of a subclass of `bench.Logger`, or a list of these. They do not change results.
@@ -156,6 +160,7 @@ def run(
         lanes=lanes,
         threads=threads,
         keep_weights=keep_weights,
+        memory_moments=memory_moments,
         progress=progress,
         log=log,
         log_every=log_every,
@@ -177,6 +182,7 @@ def run_all(
     lanes: int | None = None,
     threads: int = 1,
     keep_weights: bool = False,
+    memory_moments: bool = False,
     progress: bool | Console = False,
     log: Loggers | None = None,
     log_every: int = LogOptions.every,
@@ -190,8 +196,8 @@ def run_all(
         stream: A stream, or the name of one.
         experiments: For each experiment its arguments of `run`: ``norm``, ``strategy``, ``model``, ``memory``, ``lr``,
             ``batch_size``, ``replay``, ``settings`` and ``tag``.
-        seeds, runs, device, devices, lanes, threads, keep_weights, progress, log, log_every, log_dir, launcher,
-            on_task_done: As in `run`.
+        seeds, runs, device, devices, lanes, threads, keep_weights, memory_moments, progress, log, log_every, log_dir,
+            launcher, on_task_done: As in `run`.
 
     Returns:
         The results of the experiments, in order.
@@ -212,6 +218,7 @@ def run_all(
         lanes=lanes,
         threads=threads,
         keep_weights=keep_weights,
+        memory_moments=memory_moments,
         progress=progress,
         log=log,
         log_every=log_every,
@@ -236,6 +243,7 @@ def run_experiments(
     lanes: int | None = None,
     threads: int = 1,
     keep_weights: bool = False,
+    memory_moments: bool = False,
     progress: bool | Console = False,
     log: Loggers | None = None,
     log_every: int = LogOptions.every,
@@ -247,8 +255,8 @@ def run_experiments(
     """Run several experiments as `run_all` does; one whose seeds all diverged has an error in place of its result.
 
     Args:
-        stream, experiments, seeds, runs, device, devices, lanes, threads, keep_weights, progress, log, log_every,
-            log_dir, launcher, on_task_done: As in `run_all`. An experiment may also be resolved before.
+        stream, experiments, seeds, runs, device, devices, lanes, threads, keep_weights, memory_moments, progress,
+            log, log_every, log_dir, launcher, on_task_done: As in `run_all`. An experiment may also be resolved before.
         monitor: Gets the settings of the experiments, then every event of their runs.
     """
     if loading_user_code():
@@ -276,7 +284,8 @@ def run_experiments(
         for experiment in experiments
     ]
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
-    options = RunOptions(device, lanes, threads, keep_weights, stream.allow_missing, launcher, devices)
+    missing = stream.allow_missing
+    options = RunOptions(device, lanes, threads, keep_weights, missing, launcher, devices, memory_moments)
     if monitor is not None:
         monitor.start([experiment.config for experiment in resolved])
     results: dict[int, Result | UserError] = {}

@@ -37,6 +37,7 @@ class RunEnvironment:
         threads: CPU threads per run. The order of sums depends on it, so it is fixed and recorded.
         whole: Whether all images are copied to the GPU at the start; None to do so if they fit.
         keep_weights: Whether to save the weights of a finished run next to its record.
+        memory_moments: Whether to evaluate with the moments of the replay memory too, beside those of the settings.
         allow_missing: Whether data sets may have other image counts than published. Records contain the counts.
         log_every: Steps between the losses that loggers get; None for the interval of progress reports.
         sources: Data sets in memory, by name; all others are loaded from the folder of data sets.
@@ -52,6 +53,7 @@ class RunEnvironment:
     threads: int = 1
     whole: bool | None = None
     keep_weights: bool = False
+    memory_moments: bool = False
     allow_missing: bool = False
     log_every: int | None = None
     sources: Mapping[str, Source] = field(default_factory=dict)

@@ -41,10 +41,13 @@ class Measurements:
     correct_running: list[list[int | None]] = field(default_factory=list)
     correct_task: list[list[int | None]] = field(default_factory=list)  # task-aware evaluation
     correct_task_running: list[list[int | None]] = field(default_factory=list)
+    correct_memory: list[list[int | None]] = field(default_factory=list)  # beside the moments of the settings
+    correct_task_memory: list[list[int | None]] = field(default_factory=list)
     before: list[int] | None = None
     before_task: list[int] | None = None
     labels: list[dict[str, Any]] = field(default_factory=list)  # of multi-label streams, instead of the above
     labels_running: list[dict[str, Any]] = field(default_factory=list)
+    labels_memory: list[dict[str, Any]] = field(default_factory=list)
     drift: list[dict[str, dict[str, float]]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
     train_by_task: list[float] = field(default_factory=list)  # seconds
@@ -60,7 +63,12 @@ def add_accuracy_row(
 ) -> None:
     """Add a row of the accuracy matrix; only after all is measured, so that a stop leaves no partial row."""
     tasks = len(trainer.plan.ends)
-    other, drift = _measure(trainer, task, lambda: count_correct([trainer], [len(right.all)], stop)[0], stop)
+
+    def count() -> CorrectCounts:
+        return count_correct([trainer], [len(right.all)], stop)[0]
+
+    other, drift = _measure(trainer, task, count, stop)
+    memory = _measure_memory(trainer, task, count, stop)
     if trainer.config.evaluate.moments == "task" and keeps_moments(trainer.model):
         trainer.save_moments_of(task)
         other = count_with_task_moments(trainer, right, task, stop)
@@ -72,6 +80,10 @@ def add_accuracy_row(
     measured.correct.append(_padded(counted.all, tasks))
     if counted.within is not None:
         measured.correct_task.append(_padded(counted.within, tasks))
+    if memory is not None:
+        measured.correct_memory.append(_padded(memory.all, tasks))
+        if memory.within is not None:
+            measured.correct_task_memory.append(_padded(memory.within, tasks))
     if drift is not None:
         measured.drift.append(drift)
 
@@ -79,10 +91,17 @@ def add_accuracy_row(
 def add_label_row(trainer: Trainer, measured: Measurements, task: int, row: LabelRow, stop: Callable[[], bool]) -> None:
     """As `add_accuracy_row`, for multi-label streams."""
     tasks = len(trainer.plan.ends)
-    other, drift = _measure(trainer, task, lambda: count_labels([trainer], task + 1, stop)[0], stop)
+
+    def count() -> LabelRow:
+        return count_labels([trainer], task + 1, stop)[0]
+
+    other, drift = _measure(trainer, task, count, stop)
+    memory = _measure_memory(trainer, task, count, stop)
     if other is not None:
         measured.labels_running.append(_label_row_json(row, tasks))
     measured.labels.append(_label_row_json(row if other is None else other, tasks))
+    if memory is not None:
+        measured.labels_memory.append(_label_row_json(memory, tasks))
     if drift is not None:
         measured.drift.append(drift)
 
@@ -114,6 +133,22 @@ def _measure(
         with memory_moments(trainer, task, stop):
             other = count()
     return other, drift
+
+
+def _measure_memory(trainer: Trainer, task: int, count: Callable[[], Row], stop: Callable[[], bool]) -> Row | None:
+    """Evaluate with memory moments beside those of the settings, if the run is to be; None if there are none.
+
+    Moments that can't be estimated, such as those of a memory with one sample, do not end the run.
+    """
+    is_measured = trainer.memory_moments and trainer.config.evaluate.moments != "memory"
+    if not is_measured or not trainer.plan.slots or not keeps_moments(trainer.model):
+        return None
+    try:
+        estimated = memory_moments(trainer, task, stop)
+    except ValueError:  # includes moments that are not finite
+        return None
+    with estimated:
+        return count()
 
 
 def _label_row_json(row: LabelRow, tasks: int) -> dict[str, Any]:
@@ -161,6 +196,12 @@ def _accuracy_results(trainer: Trainer, measured: Measurements) -> dict[str, Any
     results: dict[str, Any] = {"matrix": matrix}
     if measured.correct_running:
         results["matrix_running"] = {**matrix, "correct": measured.correct_running}
+    for name, rows, before in (  # fewer rows if moments could not be estimated, or the run started without them
+        ("matrix_memory", measured.correct_memory, measured.before),
+        ("matrix_task_memory", measured.correct_task_memory, measured.before_task),
+    ):
+        if rows and len(rows) == len(measured.correct):
+            results[name] = {**matrix, "correct": rows, "before": before}
     if len(measured.correct_task) == len(measured.correct):  # fewer if an older version started the run
         results["matrix_task"] = {**matrix, "correct": measured.correct_task, "before": measured.before_task}
     if measured.correct_task_running and len(measured.correct_task_running) == len(measured.correct):
@@ -183,6 +224,8 @@ def _label_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     results: dict[str, Any] = {"labels": _label_matrix(measured.labels)}
     if measured.labels_running:
         results["labels_running"] = _label_matrix(measured.labels_running)
+    if measured.labels_memory and len(measured.labels_memory) == len(measured.labels):
+        results["labels_memory"] = _label_matrix(measured.labels_memory)
     results["classes"] = {"names": list(source.class_names), "groups": list(source.class_groups)}
     return {**results, "census": take_census(trainer.plan, trainer.data.sequence).to_json()}
 

@@ -29,6 +29,7 @@ from contnorm.errors import UserError, usable
 __all__ = ["RunDir", "StoppedRun", "StoppedRuns", "edited", "stopped_runs", "untrusted_in"]
 
 MOST_THREADS = 1024  # of a run on a CPU; torch aborts the process if it can't start them
+_NOTED_OPTIONS = ("keep_weights", "allow_missing", "memory_moments")  # of the environment, that a resumed run keeps
 ATTEMPTS = 20  # another process that has just recorded the run may remove the folder
 
 
@@ -42,6 +43,7 @@ class StoppedRun:
         device: The type of the device it was started on.
         threads: The CPU threads it was started with.
         keep_weights: Whether its weights are saved when it is finished.
+        memory_moments: Whether it is evaluated with the moments of the replay memory too.
         allow_missing: Whether its data set may have other image counts than published.
     """
 
@@ -51,6 +53,7 @@ class StoppedRun:
     threads: int
     keep_weights: bool = False
     allow_missing: bool = False
+    memory_moments: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,9 @@ class RunDir:
             circumstances["instructions"] = cpu_instructions()
             if kernel := cn_kernel(job.config):
                 circumstances["cn_kernel"] = kernel
-        if environment.keep_weights:
-            circumstances["keep_weights"] = True
-        if environment.allow_missing:
-            circumstances["allow_missing"] = True
+        for option in _NOTED_OPTIONS:
+            if getattr(environment, option):
+                circumstances[option] = True
         with usable(self.folder, "no run can be saved there", "Use another folder for runs (--runs)."):
             for attempt in range(ATTEMPTS):
                 with suppress(*([FileNotFoundError] if attempt + 1 < ATTEMPTS else [])):
@@ -251,7 +253,7 @@ def _stopped_run(run_dir: RunDir) -> list[StoppedRun]:
     reason = edited(job.config)
     if reason:
         raise UserError(f"{run_dir.folder}: {reason} To start it again, delete the folder.")
-    return [StoppedRun(job, runs, device, threads, raw.get("keep_weights") is True, raw.get("allow_missing") is True)]
+    return [StoppedRun(job, runs, device, threads, **{option: raw.get(option) is True for option in _NOTED_OPTIONS})]
 
 
 def _read(note: Path) -> dict[str, Any]:

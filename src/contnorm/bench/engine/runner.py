@@ -243,7 +243,10 @@ def _build_trainers(
             failures[job] = Failed(reason)
             continue
         with raise_on_stop():
-            trainer = Trainer(job.config, job.seed, source, device, pictures, plans, draws=draws)
+            trainer = Trainer(
+                job.config, job.seed, source, device, pictures, plans, draws=draws,
+                memory_moments=environment.memory_moments,
+            )  # fmt: skip
         cleanup.callback(trainer.feed.close)
         trainers[trainer] = job
     return trainers, failures

@@ -64,6 +64,7 @@ class Trainer:
         any_norm: Whether user-defined networks may have other norms than the settings name. For trainers that are not
             recorded.
         draws: Draws of initial weights, to share with other trainers. Default: none are shared.
+        memory_moments: Whether to evaluate with the moments of the replay memory too, beside those of the settings.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class Trainer:
         plans: PlanCache | None = None,
         any_norm: bool = False,
         draws: WeightDraws | None = None,
+        memory_moments: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
+        self.memory_moments = memory_moments
         self.user_code = UserComponents(config, seed, device)
         self.has_user_strategy = "strategy" in self.user_code.kinds
         self.has_user_model = bool(self.user_code.kinds & {"model", "norm"})
