@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     from contnorm.convert.conversion import convert_norm
     from contnorm.convert.sync import convert_sync, revert_sync
     from contnorm.diagnosis.measure import diagnose
-    from contnorm.layers.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d, AdaptiveBalanceNorm3d
-    from contnorm.layers.balanced import BalancedBatchNorm1d, BalancedBatchNorm2d, BalancedBatchNorm3d
-    from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
-    from contnorm.layers.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
-    from contnorm.layers.continual import ContinualNorm2d as CN  # noqa: N817
-    from contnorm.layers.evonorm import EvoNorm1d, EvoNorm2d, EvoNorm3d
-    from contnorm.layers.filter_response import FilterResponseNorm1d, FilterResponseNorm2d, FilterResponseNorm3d
-    from contnorm.layers.group import (
+    from contnorm.model_files import load_model, save_model
+    from contnorm.model_norms import apply_norm_spec, norm_spec
+    from contnorm.moments.averaging import average_state_dicts
+    from contnorm.moments.freeze import freeze_stats, frozen_stats
+    from contnorm.moments.reestimate import reestimate
+    from contnorm.norms.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d, AdaptiveBalanceNorm3d
+    from contnorm.norms.balanced import BalancedBatchNorm1d, BalancedBatchNorm2d, BalancedBatchNorm3d
+    from contnorm.norms.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from contnorm.norms.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
+    from contnorm.norms.continual import ContinualNorm2d as CN  # noqa: N817
+    from contnorm.norms.evonorm import EvoNorm1d, EvoNorm2d, EvoNorm3d
+    from contnorm.norms.filter_response import FilterResponseNorm1d, FilterResponseNorm2d, FilterResponseNorm3d
+    from contnorm.norms.group import (
         GroupNorm1d,
         GroupNorm2d,
         GroupNorm3d,
@@ -39,23 +44,18 @@ if TYPE_CHECKING:
         LayerNorm2d,
         LayerNorm3d,
     )
-    from contnorm.layers.instance_aware import (
+    from contnorm.norms.instance_aware import (
         InstanceAwareBatchNorm1d,
         InstanceAwareBatchNorm2d,
         InstanceAwareBatchNorm3d,
     )
-    from contnorm.layers.none import NoNorm1d, NoNorm2d, NoNorm3d
-    from contnorm.layers.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
-    from contnorm.layers.robust import RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d
-    from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
-    from contnorm.layers.sync import SyncContinualNorm
-    from contnorm.layers.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
-    from contnorm.layers.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, WSGroupNorm3d
-    from contnorm.model_files import load_model, save_model
-    from contnorm.model_norms import apply_norm_spec, norm_spec
-    from contnorm.moments.averaging import average_state_dicts
-    from contnorm.moments.freeze import freeze_stats, frozen_stats
-    from contnorm.moments.reestimate import reestimate
+    from contnorm.norms.none import NoNorm1d, NoNorm2d, NoNorm3d
+    from contnorm.norms.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
+    from contnorm.norms.robust import RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d
+    from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
+    from contnorm.norms.sync import SyncContinualNorm
+    from contnorm.norms.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
+    from contnorm.norms.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, WSGroupNorm3d
     from contnorm.registry import create_norm, register_norm, unregister_norm
     from contnorm.summary import summarize
     from contnorm.tags import BatchTags, ReplayRequest, batch_tags, current_tags
@@ -147,9 +147,9 @@ _NAMES_BY_MODULE = {
     "contnorm.registry": ("create_norm", "register_norm", "unregister_norm"),
     "contnorm.summary": ("summarize",),
     "contnorm.tags": ("BatchTags", "ReplayRequest", "batch_tags", "current_tags"),
-    "contnorm.layers.sync": ("SyncContinualNorm",),
+    "contnorm.norms.sync": ("SyncContinualNorm",),
     **{
-        f"contnorm.layers.{module}": tuple(f"{stem}{dim}d" for stem in stems for dim in (1, 2, 3))
+        f"contnorm.norms.{module}": tuple(f"{stem}{dim}d" for stem in stems for dim in (1, 2, 3))
         for module, stems in {
             "adaptive": ("AdaptiveBalanceNorm",),
             "balanced": ("BalancedBatchNorm",),

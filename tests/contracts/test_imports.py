@@ -88,7 +88,7 @@ def test_imports_with_torch_blocked(module: str) -> None:
 
 def test_blocking_torch_works() -> None:
     with pytest.raises(AssertionError, match="torch"):
-        python(f"{BLOCKED}import contnorm.layers.batch")
+        python(f"{BLOCKED}import contnorm.norms.batch")
 
 
 @pytest.mark.slow
@@ -99,8 +99,8 @@ def test_layer_imports_only_torch_and_the_norm_library() -> None:
         "print(*sorted(set(sys.modules) - before))"
     )
     brought = python(code).split()
-    assert "contnorm.layers.continual" in brought
-    rooms = {"checks", "functional", "kernels", "layers", "lazy_names"}
+    assert "contnorm.norms.continual" in brought
+    rooms = {"checks", "kernels", "norms", "lazy_names"}
     assert {tuple(name.split(".")[:2]) for name in brought} == {("contnorm",), *(("contnorm", room) for room in rooms)}
 
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm import ContinualNorm2d
-from contnorm.functional import continual_norm, group
+from contnorm.functional import continual_norm
+from contnorm.norms import group
 from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton import group_norm as group_step
