@@ -19,10 +19,10 @@ __version__ = "0.2.0.dev0"
 if TYPE_CHECKING:
     from contnorm import functional, testing
     from contnorm.convert.conversion import convert_norm
+    from contnorm.convert.spec import apply_norm_spec, norm_spec
     from contnorm.convert.sync import convert_sync, revert_sync
     from contnorm.diagnosis.measure import diagnose
     from contnorm.model_files import load_model, save_model
-    from contnorm.model_norms import apply_norm_spec, norm_spec
     from contnorm.moments.averaging import average_state_dicts
     from contnorm.moments.freeze import freeze_stats, frozen_stats
     from contnorm.moments.reestimate import reestimate
@@ -139,7 +139,7 @@ _NAMES_BY_MODULE = {
     "contnorm.convert.conversion": ("convert_norm",),
     "contnorm.convert.sync": ("convert_sync", "revert_sync"),
     "contnorm.model_files": ("load_model", "save_model"),
-    "contnorm.model_norms": ("apply_norm_spec", "norm_spec"),
+    "contnorm.convert.spec": ("apply_norm_spec", "norm_spec"),
     "contnorm.diagnosis.measure": ("diagnose",),
     "contnorm.moments.averaging": ("average_state_dicts",),
     "contnorm.moments.freeze": ("freeze_stats", "frozen_stats"),
