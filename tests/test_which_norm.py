@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
-from tools.comparisons import CIFAR10, MINI_DERPP, MOMENTS, NEWER, PANEL, STRATEGIES, comparisons
+from tools.comparisons import CIFAR10, MINI_DERPP, MOMENTS, NEWER, PANEL, PRIMARY, STRATEGIES, comparisons
 from tools.evidence import Cell, Comparison, MeanCell
+
+from contnorm.bench.sequential import decide_family
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -171,6 +174,19 @@ def test_moments_of_the_memory_gain_at_every_stop(archive: str, strategy: str) -
     assert gains.shape == ({PANEL: 16, MOMENTS: 32}[archive], 17)
     assert (gains.mean(0) > 0).all()
     assert stats.ttest_1samp(gains.mean(1), 0).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("score", ["aia", "acc"])
+def test_verdicts_are_those_of_the_rule(score: str) -> None:
+    cases: dict[Hashable, dict[int, float]] = {}
+    for name in PRIMARY:
+        first, second = (of_cell(cell, score) for cell in (comparisons()[name].first, comparisons()[name].second))
+        cases[name] = {seed: first[seed] - second[seed] for seed in first.keys() & second.keys()}
+    for name, decision in decide_family(cases).items():
+        one = comparisons()[str(name)]
+        (row,) = [line for line in EVIDENCE.splitlines() if line.startswith(f"| {one.what} | {one.situation} |")]
+        words = f"| {decision.verdict}; at the end" if score == "aia" else f"; at the end {decision.verdict} |"
+        assert words in row and decision.is_decided
 
 
 def test_deviations_over_seeds_are_those_of_the_records() -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from contnorm.bench.metrics.accuracy_matrix import score
+from contnorm.bench.sequential import decide_family
 from tools.evidence import RECORDS, Cell, Comparison, MeanCell, load
 
 # Archives in docs/records.
@@ -201,6 +202,17 @@ def sections() -> dict[str, dict[str, Comparison]]:
 def comparisons() -> dict[str, Comparison]:
     """All comparisons by name."""
     return {name: one for part in sections().values() for name, one in part.items()}
+
+
+# The four questions of Split CIFAR-100; a family for each of two scores (docs/concepts/deciding.md).
+PRIMARY = ("tuned er", "tuned derpp", "memory er", "memory derpp")
+
+
+@cache
+def verdicts(score: str) -> dict[str, str]:
+    """Verdicts of the rule on the primary questions: ``aia``, or ``acc``."""
+    cases = {name: comparisons()[name].by_seed(score) for name in PRIMARY}
+    return {str(name): decision.verdict for name, decision in decide_family(cases).items()}
 
 
 @cache

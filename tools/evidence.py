@@ -109,6 +109,11 @@ class Comparison:
     basis: str
     scores: tuple[str, ...] = ("acc", "aia")
 
+    def by_seed(self, score: str) -> dict[int, float]:
+        """Difference of each seed that finished with both."""
+        first, second = self.first.scores(score), self.second.scores(score)
+        return {seed: first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())}
+
     def difference(self, score: str = "acc") -> PairedDifference:
         """Paired difference with its ordinary 95 % interval."""
         pair = paired_difference(self.first.scores(score), self.second.scores(score))

@@ -8,10 +8,12 @@ from textwrap import fill
 
 from tools.comparisons import (
     NEWER,
+    PRIMARY,
     STRATEGIES,
     WS,
     comparisons,
     sections,
+    verdicts,
 )
 from tools.doc_figures import layer_ratios
 from tools.evidence import RECORDS, Comparison
@@ -77,16 +79,16 @@ def answers_table() -> str:
             "you have a replay memory",
             "[re-estimate](howto/moments-from-memory.md) before you evaluate",
             f"{_points('memory er')} (ER) and {_points('memory derpp')} (DER++) over the same networks",
-            f"yes, for BN on Split CIFAR-100: {again.seeds} other seeds gave {_points('memory again')}; not known for "
-            "CN and elsewhere",
+            f"decided for BN on Split CIFAR-100, and {again.seeds} other seeds gave {_points('memory again')}; not "
+            "known for CN and elsewhere",
         ),
         (
             "ER or DER++ on Split CIFAR-100, rate tuned",
             "BN",
             f"CN - BN: {_points('tuned er')} (ER), {_points('tuned derpp')} (DER++); at the end "
             f"{_points('tuned er', score='acc')} and {_points('tuned derpp', score='acc')}",
-            f"{of['tuned er'].seeds} and {of['tuned derpp'].seeds} seeds; one class order, one reading of the "
-            "[protocol](concepts/readings.md)",
+            f"decided, {of['tuned er'].seeds} and {of['tuned derpp'].seeds} seeds; but one class order, one reading of "
+            "the [protocol](concepts/readings.md)",
         ),
         (
             "DER++ on Split mini-ImageNet",
@@ -150,22 +152,36 @@ def _links(comparison: Comparison) -> str:
     return ", ".join(f"[{number}](../records/{name})" for number, name in enumerate(comparison.archives, 1))
 
 
+def _verdict(name: str) -> str:
+    """Verdicts of the rule, over the stream and at the end, of a primary question."""
+    return f"{verdicts('aia')[name]}; at the end {verdicts('acc')[name]}" if name in PRIMARY else "-"
+
+
 def evidence_tables() -> str:
     """One row for each comparison: the tables of docs/results/evidence.md."""
     parts = []
     for title, rows in sections().items():
         lines = [
             f"## {title}\n",
-            _row("comparison", "situation", "seeds", "mean over the stream", "ACC at the end", "basis", "records"),
-            "|---|---|---|---|---|---|---|",
+            _row(
+                "comparison",
+                "situation",
+                "seeds",
+                "mean over the stream",
+                "ACC at the end",
+                "verdict",
+                "basis",
+                "records",
+            ),
+            "|---|---|---|---|---|---|---|---|",
         ]
-        for one in rows.values():
+        for name, one in rows.items():
             others = "".join(
                 f"; {SCORES[score]} {one.text(score)}" for score in one.scores if score not in ("acc", "aia")
             )
             both = [one.text(score) if score in one.scores else "-" for score in ("aia", "acc")]
             both[1] = (both[1] + others).removeprefix("-; ")
-            lines.append(_row(one.what, one.situation, str(one.seeds), *both, one.basis, _links(one)))
+            lines.append(_row(one.what, one.situation, str(one.seeds), *both, _verdict(name), one.basis, _links(one)))
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -190,8 +206,8 @@ def speed_line() -> str:
     slowest = max(eager_ratios("cpp"))
     text = (
         f"**Speed** on one H200: alone in a CUDA graph, CN is faster than BN in {faster} of {len(ratios)} cases. An "
-        f"eager step of the bench's own network took at most {slowest:.2f} times as long with CN as with BN on one host, and "
-        f"with 20 images {hosts['lowest']} to {hosts['highest']} times on several. A plain ResNet-18, converted, took "
+        f"eager step of the bench's own network took at most {slowest:.2f} times as long with CN as with BN on one host, "
+        f"and with 20 images {hosts['lowest']} to {hosts['highest']} times on several. A plain ResNet-18, converted, took "
         f"{min(compiled)} to {max(compiled)} times as long under `torch.compile`, and {min(eager)} to {max(eager)} "
         "times in its first forty eager steps, before the C++ path is built. See the [benchmarks](docs/benchmarks.md)."
     )
