@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.launchers.base import Launcher
     from contnorm.bench.launchers.ray_launcher import RayLauncher
-    from contnorm.bench.leftovers import Leftover, Leftovers, clean, discard
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
@@ -85,8 +84,6 @@ __all__ = [
     "DivergedError",
     "ExportedRuns",
     "Launcher",
-    "Leftover",
-    "Leftovers",
     "Listing",
     "LoggedRun",
     "Logger",
@@ -134,11 +131,9 @@ __all__ = [
     "archive",
     "available",
     "build_dataset",
-    "clean",
     "compare",
     "compare_spread",
     "decide",
-    "discard",
     "evaluate",
     "export",
     "fetch_dataset",
@@ -176,7 +171,6 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.decision": ("PairedDecision",),
     "contnorm.bench.launchers.base": ("Launcher",),
     "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
-    "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean", "discard"),
     "contnorm.bench.engine.events": ("TaskDone",),
     "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
