@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.launchers.base import Launcher
     from contnorm.bench.launchers.ray_launcher import RayLauncher
-    from contnorm.bench.leftovers import Leftover, Leftovers, clean, discard
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
@@ -54,13 +53,21 @@ if TYPE_CHECKING:
     from contnorm.bench.sequential import Look, Reach
     from contnorm.bench.signals import StopSignals
     from contnorm.bench.spread import Ratio, Spread
-    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward, together
+    from contnorm.bench.strategies.base import (
+        Batch,
+        OutputMask,
+        Single,
+        Strategy,
+        TaskData,
+        TaskInfo,
+        forward,
+        together,
+    )
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
     from contnorm.bench.strategies.er_ace import ERACE
     from contnorm.bench.strategies.ewc import EWC
     from contnorm.bench.strategies.lwf import LwF
-    from contnorm.bench.strategies.tasks import TaskData, TaskInfo
     from contnorm.errors import UserCodeError, UserError
 
 __all__ = [
@@ -75,8 +82,6 @@ __all__ = [
     "DivergedError",
     "ExportedRuns",
     "Launcher",
-    "Leftover",
-    "Leftovers",
     "Listing",
     "LoggedRun",
     "Logger",
@@ -124,11 +129,9 @@ __all__ = [
     "archive",
     "available",
     "build_dataset",
-    "clean",
     "compare",
     "compare_spread",
     "decide",
-    "discard",
     "evaluate",
     "export",
     "fetch_dataset",
@@ -165,7 +168,6 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.decision": ("PairedDecision",),
     "contnorm.bench.launchers.base": ("Launcher",),
     "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
-    "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean", "discard"),
     "contnorm.bench.engine.events": ("TaskDone",),
     "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
@@ -193,13 +195,21 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.sequential": ("Look", "Reach"),
     "contnorm.bench.signals": ("StopSignals",),
     "contnorm.bench.spread": ("Ratio", "Spread"),
-    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward", "together"),
+    "contnorm.bench.strategies.base": (
+        "Batch",
+        "OutputMask",
+        "Single",
+        "Strategy",
+        "TaskData",
+        "TaskInfo",
+        "forward",
+        "together",
+    ),
     "contnorm.bench.strategies.derpp": ("DERpp",),
     "contnorm.bench.strategies.er": ("ER",),
     "contnorm.bench.strategies.er_ace": ("ERACE",),
     "contnorm.bench.strategies.ewc": ("EWC",),
     "contnorm.bench.strategies.lwf": ("LwF",),
-    "contnorm.bench.strategies.tasks": ("TaskData", "TaskInfo"),
     "contnorm.errors": ("UserCodeError", "UserError"),
 }
 __getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",), extra="bench")
