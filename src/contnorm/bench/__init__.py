@@ -18,7 +18,7 @@ from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics
-    from contnorm.bench.api.datasets import add_dataset
+    from contnorm.bench.api.datasets import add_dataset, build_dataset, fetch_dataset
     from contnorm.bench.api.decide import decide
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
     from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from contnorm.bench.api.task_callback import StopRun
     from contnorm.bench.api.tune import tune
     from contnorm.bench.comparison import Comparison, compare, compare_spread
-    from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
     from contnorm.bench.decision import PairedDecision
     from contnorm.bench.engine.events import TaskDone
     from contnorm.bench.exports import ExportedRuns, export
@@ -78,7 +77,6 @@ __all__ = [
     "ArchivedRuns",
     "BalancedReservoir",
     "Batch",
-    "BuildOptions",
     "Comparison",
     "DERpp",
     "DivergedError",
@@ -155,7 +153,7 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "contnorm.bench.api.datasets": ("add_dataset",),
+    "contnorm.bench.api.datasets": ("add_dataset", "build_dataset", "fetch_dataset"),
     "contnorm.bench.api.decide": ("decide",),
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
     "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
@@ -167,7 +165,6 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.task_callback": ("StopRun",),
     "contnorm.bench.api.tune": ("tune",),
     "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
-    "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
     "contnorm.bench.decision": ("PairedDecision",),
     "contnorm.bench.launchers.base": ("Launcher",),
     "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
