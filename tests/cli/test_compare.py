@@ -117,10 +117,8 @@ def test_seeds_that_do_not_pair_have_no_verdict(compare: Compare, runs: Path) ->
     save(runs, gn, range(7, 10), norm={"name": "gn"})
     out = compare(runs, "norm=bn", "norm=gn")[1]
     welch = stats.ttest_ind(gn, SCORES["bn"], equal_var=False).confidence_interval(0.95)
-    assert (
-        row(out)[3:] == ["+0.33", f"{welch.low:+.2f} to {welch.high:+.2f}"]
+    assert row(out)[3:] == ["+0.33", f"{welch.low:+.2f} to {welch.high:+.2f}"]
     assert "Unpaired: 5 seeds of A, 3 of B" in out
-    )
     assert out.splitlines()[-1] == "No verdict: A and B share no seed."
 
 

@@ -104,7 +104,8 @@ def test_narrow_terminal_prints_lines(two_runs: list[Record]) -> None:
     assert printed(show_scores, two_runs, width=150).startswith("run  ")
     lines = printed(show_scores, two_runs, width=80).splitlines()
     assert lines[0] == f"{two_runs[0].config.hash}  split-mnist single bn lr=0.03"
-    assert lines[1] == "    2 seeds, running: ACC 50.50 +- 0.71  mean over the stream 70.25 +- 0.35  FM 39.50 +- 0.71  LA 70.25 +- 0.35"
+    scores = "ACC 50.50 +- 0.71  mean over the stream 70.25 +- 0.35  FM 39.50 +- 0.71  LA 70.25 +- 0.35"
+    assert " ".join(lines[1:3]).split() == f"2 seeds, running: {scores}".split()
     assert lines[3].startswith("    1 seed, running: ACC") and len(lines) == 5
     assert lines[4] == "    memory.size=9 evaluate.drift=false"
 
