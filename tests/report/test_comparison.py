@@ -15,6 +15,7 @@ from scipy import stats
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
+from contnorm.bench import compare, load_runs
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
@@ -73,10 +74,22 @@ def test_best_settings_and_differences_are_those_of_numpy_and_scipy(grid: Path) 
         assert f"| {values.mean():.2f} +- {values.std(ddof=1):.2f} |" in row
         assert row.endswith("| 3 | 2 | test tasks |")
     low, high = stats.ttest_rel(cn, bn).confidence_interval(0.95)
-    row = (
-        f"| cn8 (lr=0.01) minus bn (lr=0.1) | {(cn - bn).mean():+.2f} | {low:+.2f} to {high:+.2f} | 3 | cn8 is higher |"
-    )
-    assert row in lines
+    row = f"| cn8 (lr=0.01) minus bn (lr=0.1) | {(cn - bn).mean():+.2f} | {low:+.2f} to {high:+.2f} | 3 | undecided |"
+    assert row in lines, "three exploratory seeds have an ordinary interval and no verdict"
+
+
+def test_verdict_is_that_of_compare(tmp_path: Path) -> None:
+    """Of two norms; three pairs of norms are a family."""
+    values = {"bn": [70 + seed % 3 for seed in range(16)], "cn8": [71 + seed % 4 for seed in range(16)]}
+    for norm, percents in values.items():
+        save(tmp_path, config_of(norm, 0.03), percents, first_seed=100)
+    runs = load_runs(tmp_path)
+    verdict = compare(runs.where(norm="cn"), runs.where(norm="bn"))
+    assert verdict.outcome == "higher" and verdict.sentence in opening(tmp_path)
+    assert f"| cn8 minus bn | {verdict.mean:+.2f} | {verdict.interval} | 16 | cn8 is higher |" in opening(tmp_path)
+    save(tmp_path, config_of("gn8", 0.03), values["bn"], first_seed=100)
+    family = [one.verdict for one in only(tmp_path).differences if one.verdict]
+    assert [one.cases for one in family] == [3] * 3 and "one of 3 questions" in opening(tmp_path)
 
 
 def test_opening_of_committed_records_is_that_of_their_counts() -> None:
@@ -98,11 +111,10 @@ def test_opening_of_committed_records_is_that_of_their_counts() -> None:
         assert list(best.setting.seed_scores("acc").values()) == pytest.approx(by_rate[rate])
         values[norm] = by_rate[rate]
     [difference] = [one for one in experiment.differences if {one.a.norm, one.b.norm} == {"cn32", "bn"}]
-    comparison = difference.comparison
-    assert comparison is not None and comparison.interval is not None
+    verdict = difference.verdict
     expected = stats.ttest_rel(values["cn"], values["bn"]).confidence_interval(0.95)
-    assert tuple(comparison.interval) == pytest.approx((expected.low, expected.high))
-    assert comparison.mean == pytest.approx(np.mean(values["cn"]) - np.mean(values["bn"]))
+    assert verdict is not None and verdict.uncorrected == pytest.approx((expected.low, expected.high))
+    assert verdict.mean == pytest.approx(np.mean(values["cn"]) - np.mean(values["bn"])) and not verdict.is_decided
 
 
 def test_csv_is_not_rounded(grid: Path) -> None:
@@ -167,7 +179,7 @@ def test_one_norm_has_the_curves_of_its_settings(tmp_path: Path) -> None:
 def test_one_seed_has_a_difference_without_an_interval(tmp_path: Path) -> None:
     save(tmp_path, config_of("bn", 0.03), [80])
     save(tmp_path, config_of("cn8", 0.03), [82])
-    assert "| cn8 minus bn | +2.00 | - | 1 | one seed: no interval |" in opening(tmp_path)
+    assert "| cn8 minus bn | +2.00 | - | 1 | undecided |" in opening(tmp_path)
     report_text(collect_report(tmp_path, FEW), "html")
 
 
@@ -179,17 +191,11 @@ def test_norms_without_a_shared_seed_are_not_compared(tmp_path: Path) -> None:
     report_text(collect_report(tmp_path, FEW), "html")
 
 
-def test_equal_scores_are_called_identical(tmp_path: Path) -> None:
-    for norm in ("bn", "cn8"):
-        save(tmp_path, config_of(norm, 0.03), [80, 81])
-    assert "| +0.00 | - | 2 | identical scores |" in opening(tmp_path)
-
-
 def test_equal_differences_are_undecided(tmp_path: Path) -> None:
     """Their standard deviation of zero is no estimate."""
     save(tmp_path, config_of("bn", 0.03), [80, 81])
     save(tmp_path, config_of("cn8", 0.03), [82, 83])
-    assert "| cn8 minus bn | +2.00 | - | 2 | undecided: equal differences |" in opening(tmp_path)
+    assert "| cn8 minus bn | +2.00 | - | 2 | undecided |" in opening(tmp_path)
 
 
 def test_unfinished_runs_are_counted_with_the_command_that_resumes_them(tmp_path: Path) -> None:
@@ -218,7 +224,7 @@ def test_norm_whose_runs_all_diverged_has_a_row(tmp_path: Path) -> None:
     for rate in (0.03, 0.3):
         diverge(tmp_path, config_of("brn", rate), 0)
     text = opening(tmp_path)
-    assert "| brn | - | diverged | - | - | 0 | 2 | - |" in text
+    assert "| brn | - | diverged | - | - | - | 0 | 2 | - |" in text
     report_text(collect_report(tmp_path, FEW), "html")
 
 

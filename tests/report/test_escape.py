@@ -26,6 +26,7 @@ from contnorm.bench.escape import (
     escape_terminal,
 )
 from contnorm.bench.records import Store
+from contnorm.bench.runs import Runs
 from contnorm.cli.compare import show_comparison
 from contnorm.cli.show import show_diverged, show_matrices, show_scores
 from contnorm.diagnosis.result import Diagnosis
@@ -104,7 +105,7 @@ def test_terminal_shows_no_control_characters(runs: Path, width: int) -> None:
     show_matrices(found.records, console)
     one = [record for record in found.records if not record.multi_label]
     runs_of_one = list({record.config.hash: [record] for record in one}.values())
-    show_comparison(runs_of_one[0], runs_of_one[1], console)
+    show_comparison(Runs(runs_of_one[0]), Runs(runs_of_one[1]), console)
     text = printed(console)
     assert_visible(text)
     assert "<img" in text and "\\x1b[2J" in text.replace("\n", "").replace(" ", "")

@@ -376,5 +376,6 @@ def _csv_difference(difference: Difference | None) -> list[object]:
     if difference is None or difference.verdict is None:
         return [None] * 6
     verdict = difference.verdict
-    interval = verdict.interval or (None, None)
-    return [difference.a.norm, verdict.mean, *interval, verdict.pairs, verdict.is_decided]
+    interval = verdict.interval or verdict.uncorrected or (None, None)
+    pairs = verdict.pairs or len(verdict.differences)
+    return [difference.a.norm, verdict.mean, *interval, pairs, verdict.is_decided]
