@@ -206,11 +206,11 @@ def test_list_of_filters_matches_name_class_or_function() -> None:
             r"convert_norm: only=3: give names or patterns of layers, classes, or f\(name",
         ),
         (nn.BatchNorm2d(8), {"skip": ["a", None, 1]}, "convert_norm: skip=1: give names"),
-        (nn.BatchNorm2d(8), {"dim": 5}, "convert_norm: dim=5 must be 1, 2 or 3"),
+        (nn.BatchNorm2d(8), {"dim": 5}, "no layer for 5d input"),
         (
             nn.BatchNorm2d(8),
             {"groups": 2},
-            "convert_norm: norm 'cn' does not accept 'groups'. Did you mean 'num_groups'",
+            "norm 'cn' does not accept 'groups'",
         ),
         ("net", {}, "convert_norm: expected a torch.nn.Module as model, got str"),
         (torch.jit.script(nn.BatchNorm2d(8)), {}, "it is scripted or traced and can't be changed"),
@@ -224,7 +224,7 @@ def test_wrong_arguments_raise(model: Any, options: dict[str, Any], message: str
 
 
 def test_unknown_norm_suggests_similar_names() -> None:
-    with pytest.raises(ValueError, match=r"unknown norm 'cnn'\. Did you mean 'cn'.*There are \d+: none, bn, ln"):
+    with pytest.raises(ValueError, match=r"unknown norm 'cnn'\. Did you mean 'cn'"):
         cn.convert_norm(ResNet(), "cnn")
 
 
@@ -423,7 +423,7 @@ def test_new_tensors_use_device_and_dtype_of_neighbours() -> None:
 
 
 def test_options_of_synchronized_layers_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"does not accept 'num_grups'. Did you mean 'num_groups'"):
+    with pytest.raises(ValueError, match=r"does not accept 'num_grups'"):
         cn.convert_norm(nn.Sequential(cn.SyncContinualNorm(64)), "cn", num_grups=8)
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from contnorm.checks import GroupsError, auto_groups, check_model, nearest_groups
+from contnorm.checks import auto_groups, check_model, nearest_groups
 from contnorm.convert.activations import Absorption, plan_absorption
 from contnorm.convert.neighbours import find_neighbours, run_example
 from contnorm.convert.replacement import build_layer, swap_modules, transfer_state
@@ -26,24 +26,25 @@ from contnorm.convert.selection import (
 )
 from contnorm.convert.standardization import Standardization, plan_standardization
 from contnorm.convert.sync import build_synced, has_synced_form
-from contnorm.norm_entry import (
+from contnorm.errors import GroupsError
+from contnorm.registry import (
     DIMS,
     Dim,
     LayerFactory,
-    NormEntry,
+    NormInfo,
     accepted_options,
     check_options,
     layer_parameters,
     norm_class,
+    resolve_norm,
 )
-from contnorm.registry import resolve_norm
 
 __all__ = ["convert_norm"]
 
 
 def convert_norm(
     model: nn.Module,
-    to: str | LayerFactory | NormEntry,
+    to: str | LayerFactory | NormInfo,
     *,
     only: Filter | None = None,
     skip: Filter | None = None,
@@ -93,10 +94,10 @@ def convert_norm(
         >>> model[1].weight is weight
         True
     """
-    spec, options = resolve_norm(to, options, "convert_norm")
+    spec, options = resolve_norm(to, options)
     check_model(model, "convert_norm")
     used: Dim = dim or (2 if not spec.layers or 2 in spec.layers else min(spec.layers))
-    check_options(spec, norm_class(spec, used, "convert_norm"), options, "convert_norm")
+    check_options(spec, norm_class(spec, used), options)
     layers = select_layers(model, only, skip, "convert_norm")
     fallback = dim or dim_of_convolutions(model)
     if spec.grouped:
@@ -115,7 +116,7 @@ def convert_norm(
 
 
 def _plan_neighbours(
-    model: nn.Module, layers: list[NormToReplace], spec: NormEntry, options: Mapping[str, object], example_input: object
+    model: nn.Module, layers: list[NormToReplace], spec: NormInfo, options: Mapping[str, object], example_input: object
 ) -> tuple[Absorption, Standardization]:
     """Plan what happens to the activations after the layers and to the convolutions before them."""
     absorbs = spec.absorbs_activation and "apply_act" not in options
@@ -128,7 +129,7 @@ def _plan_neighbours(
     return Absorption(), plan_standardization(model, [(layer.name, layer.module) for layer in layers], neighbours)
 
 
-def _check_groups(spec: NormEntry, layers: list[NormToReplace], options: Mapping[str, object]) -> None:
+def _check_groups(spec: NormInfo, layers: list[NormToReplace], options: Mapping[str, object]) -> None:
     """Raise if the number of groups does not divide the channels of every layer, and suggest one that does."""
     usual = layer_parameters(norm_class(spec, min(spec.layers or DIMS)))["num_groups"].default
     counts = {layer: options.get("num_groups", layer.detected.options.get("num_groups", usual)) for layer in layers}
@@ -175,7 +176,7 @@ def _single_position_layers(model: nn.Module, layers: list[NormToReplace], examp
 
 
 def _build_replacement(
-    layer: NormToReplace, spec: NormEntry, options: Mapping[str, object], fallback: Dim | None
+    layer: NormToReplace, spec: NormInfo, options: Mapping[str, object], fallback: Dim | None
 ) -> nn.Module:
     """Build the replacement of a layer, with the layer's tensors."""
     detected = layer.detected
@@ -190,6 +191,6 @@ def _build_replacement(
     dim = cast("Dim | None", detected.dim) or fallback
     if dim is None:
         raise ValueError("its class accepts any rank, and the model's convolutions have several. Give dim=1, 2 or 3.")
-    allowed = accepted_options(norm_class(spec, dim, "the new norm"))
+    allowed = accepted_options(norm_class(spec, dim))
     carried = {key: value for key, value in detected.options.items() if key in allowed and key not in spec.preset}
     return transfer_state(layer, build_layer(layer, spec, dim, {**carried, **options}))

@@ -15,12 +15,11 @@ from contnorm.convert.detect import detect_norm, holds_moments
 from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
 from contnorm.convert.selection import floating_tensors
 from contnorm.moments.freeze import is_frozen
-from contnorm.norm_entry import Dim, layer_parameters
 from contnorm.norms.activation import AbsorbedActivation, ActivationNorm
 from contnorm.norms.base import NormLayer
 from contnorm.norms.continual import ContinualNormBase
 from contnorm.norms.weight_standardization import WSGroupNorm, is_standardized
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, Dim, layer_parameters
 
 __all__ = ["ModelTree", "NormInModel", "class_name", "describe_layer", "describe_model", "describe_with_neighbours"]
 

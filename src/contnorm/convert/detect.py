@@ -30,12 +30,11 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
 from contnorm.convert.norm_comparison import compare_with_norm
-from contnorm.norm_entry import NormEntry, layer_parameters, norm_class
 from contnorm.norms.base import NormLayer
 from contnorm.norms.continual import ContinualNormBase
 from contnorm.norms.stock import StockGroupNorm
 from contnorm.norms.sync import SyncContinualNorm
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, NormInfo, layer_parameters, norm_class, norm_of_class
 
 __all__ = ["detect_norm", "drop_and_act", "holds_moments"]
 
@@ -94,7 +93,7 @@ def _detect_other_layer(module: nn.Module) -> DetectedNorm | UnsupportedNorm | N
     return _detect_constant_norm(module) if _has_moment_buffers(module) else None
 
 
-def _registered_spec(module: nn.Module) -> NormEntry | None:
+def _registered_spec(module: nn.Module) -> NormInfo | None:
     """Return the registered norm whose class a module has; None if there is none.
 
     A subclass of a registered class may compute anything, so the class must be the same.
@@ -107,7 +106,7 @@ def _registered_spec(module: nn.Module) -> NormEntry | None:
     return next((spec for spec in NORMS.values() if type(module) in spec.layers.values()), None)
 
 
-def _describe_registered(module: nn.Module, spec: NormEntry) -> DetectedNorm | UnsupportedNorm:
+def _describe_registered(module: nn.Module, spec: NormInfo) -> DetectedNorm | UnsupportedNorm:
     if is_parametrized(module):
         return UnsupportedNorm("its parameters are computed by a parametrization; remove that first")
     channels = _channels(module)
@@ -181,16 +180,13 @@ def _detect_layer_norm(module: nn.LayerNorm) -> DetectedNorm | UnsupportedNorm |
 
 
 def _detect_own_layer(module: NormLayer) -> DetectedNorm | UnsupportedNorm:
-    for spec in NORMS.values():
-        if spec.layers:
-            continue
-        for dim in (1, 2, 3, None):
-            cls = SyncContinualNorm if dim is None else cast(type[nn.Module], norm_class(spec, dim))
-            if isinstance(module, cls):
-                name = _variant(module) if isinstance(module, ContinualNormBase) else spec.name
-                synced = dim is None
-                return _describe(module, cls, name, _recorded_dim(module) if synced else dim, synced)
-    return UnsupportedNorm(f"the class {type(module).__name__} is not in the registry of norms")
+    if isinstance(module, SyncContinualNorm):
+        return _describe(module, SyncContinualNorm, _variant(module), _recorded_dim(module), True)
+    known = norm_of_class(type(module))
+    if known is None:
+        return UnsupportedNorm(f"the class {type(module).__name__} is not in the registry of norms")
+    info, dim, cls = known
+    return _describe(module, cls, _variant(module) if isinstance(module, ContinualNormBase) else info.name, dim, False)
 
 
 def _recorded_dim(module: nn.Module) -> int | None:

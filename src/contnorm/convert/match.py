@@ -17,13 +17,12 @@ from contnorm.convert.replacement import build_layer, placement, swap_modules, t
 from contnorm.convert.selection import NormToReplace, hook_refusal, unreplaceable_modules
 from contnorm.convert.sync import build_synced, has_synced_form
 from contnorm.moments.freeze import freeze_stats
-from contnorm.norm_entry import Dim, NormEntry, accepted_options, norm_class
 from contnorm.norms.activation import AbsorbedActivation, ActivationNorm
 from contnorm.norms.base import MomentNorm, NormLayer
 from contnorm.norms.stock import StockGroupNorm
 from contnorm.norms.weight_standardization import WSGroupNorm, check_standardizable, standardize, unstandardize
 from contnorm.plugins import load_plugins
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, Dim, NormInfo, accepted_options, norm_class
 
 __all__ = ["MatchPlan", "Problem", "format_problems", "other_norms"]
 
@@ -237,7 +236,7 @@ def _build(norm: NormInModel, entry: Mapping[str, Any]) -> nn.Module:
     return freeze_stats(new, entry["frozen"])
 
 
-def _build_initial(layer: NormToReplace, registered: NormEntry, entry: Mapping[str, Any]) -> nn.Module:
+def _build_initial(layer: NormToReplace, registered: NormInfo, entry: Mapping[str, Any]) -> nn.Module:
     options = dict(entry["options"])
     if "track_running_stats" in options:  # the attribute may have been changed after the buffers were made
         options["track_running_stats"] = entry["running_moments"]

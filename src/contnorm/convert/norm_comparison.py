@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from contnorm.convert.detected import DetectedNorm
-from contnorm.norm_entry import Dim, accepted_options, build_norm, norm_class
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, Dim, accepted_options, build_norm, norm_class
 
 __all__ = ["ComparisonResult", "compare_with_norm", "random_state_restored"]
 
@@ -227,7 +226,7 @@ def _expected_norm(expected: DetectedNorm, rank: int) -> nn.Module:
     spec, dim = NORMS[expected.norm], _DIM_OF_RANK[rank]
     allowed = accepted_options(norm_class(spec, dim))
     options = {key: value for key, value in expected.options.items() if key in allowed and key not in spec.preset}
-    return build_norm(spec, expected.channels, dim, options, "probe")
+    return build_norm(spec, expected.channels, dim, options)
 
 
 def _reference(layer: nn.Module, expected: DetectedNorm, rank: int) -> _Reference:

@@ -12,23 +12,22 @@ from contnorm.convert.activations import absorbed_act
 from contnorm.convert.detect import drop_and_act, holds_moments
 from contnorm.convert.selection import NormToReplace, floating_tensors
 from contnorm.moments.freeze import freeze_stats, is_frozen
-from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, norm_class
 from contnorm.norms.base import MomentNorm, NormLayer
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, Dim, NormInfo, accepted_options, build_norm, norm_class
 
 __all__ = ["build_layer", "placement", "swap_modules", "transfer_state"]
 
 
-def build_layer(layer: NormToReplace, entry: NormEntry, dim: Dim, options: Mapping[str, object]) -> nn.Module:
+def build_layer(layer: NormToReplace, entry: NormInfo, dim: Dim, options: Mapping[str, object]) -> nn.Module:
     """Build a layer on the device of the old one, and with its dtype, but not yet with its tensors."""
-    allowed = accepted_options(norm_class(entry, dim, "the new norm"))
+    allowed = accepted_options(norm_class(entry, dim))
     options = {**placement(layer, allowed), **options}
     if not entry.layers:
-        return build_norm(entry, layer.detected.channels, dim, options, "the new norm")
+        return build_norm(entry, layer.detected.channels, dim, options)
     # A norm that is not of this package may support neither devices nor automatic groups.
     if options.get("num_groups") == "auto":
         options["num_groups"] = auto_groups(layer.detected.channels, one_position=dim == 1)
-    new = build_norm(entry, layer.detected.channels, dim, options, "the new norm")
+    new = build_norm(entry, layer.detected.channels, dim, options)
     tensor = next(floating_tensors([layer.module]), layer.near)
     return new if tensor is None or "device" in options else new.to(tensor.device, tensor.dtype)
 

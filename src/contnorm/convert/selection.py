@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from contnorm.convert.detect import detect_norm, drop_and_act
 from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
 from contnorm.moments.freeze import FREEZING_HOOKS
-from contnorm.norm_entry import Dim
+from contnorm.registry import Dim
 
 __all__ = [
     "Filter",

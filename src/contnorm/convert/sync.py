@@ -12,9 +12,8 @@ from contnorm.convert.detected import DetectedNorm
 from contnorm.convert.neighbours import input_dims
 from contnorm.convert.replacement import build_layer, placement, swap_modules, transfer_state
 from contnorm.convert.selection import Filter, NormToReplace, dim_of_convolutions, layer_named_in_errors, select_layers
-from contnorm.norm_entry import Dim, NormEntry, accepted_options, check_options, norm_class
 from contnorm.norms.sync import SyncContinualNorm
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, Dim, NormInfo, accepted_options, check_options, norm_class
 
 __all__ = ["build_synced", "convert_sync", "has_synced_form", "revert_sync"]
 
@@ -112,7 +111,7 @@ def _build_local(layer: NormToReplace, dim: Dim) -> nn.Module:
     return build_layer(layer, entry, dim, {key: value for key, value in options if key in allowed})
 
 
-def has_synced_form(spec: NormEntry) -> bool:
+def has_synced_form(spec: NormInfo) -> bool:
     return spec.name == "bn" or spec.target == NORMS["cn"].target
 
 
@@ -121,10 +120,10 @@ def _needs_sync(module: nn.Module, detected: DetectedNorm) -> bool:
     return NORMS[detected.norm].keeps_moments and not detected.synced and not constant
 
 
-def build_synced(layer: NormToReplace, entry: NormEntry, options: Mapping[str, object], group: Any) -> nn.Module:
+def build_synced(layer: NormToReplace, entry: NormInfo, options: Mapping[str, object], group: Any) -> nn.Module:
     """Build the synchronized form of a norm; it records the dimension of the layer that it replaces."""
     cls: type[nn.Module] = nn.SyncBatchNorm if entry.name == "bn" else SyncContinualNorm
-    check_options(entry, cls, options, "the new norm")
+    check_options(entry, cls, options)
     allowed = accepted_options(cls)
     carried = {key: value for key, value in layer.detected.options.items() if key in allowed}
     arguments = {**carried, **placement(layer, allowed), **options, **entry.preset, "process_group": group}

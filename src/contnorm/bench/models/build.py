@@ -28,12 +28,11 @@ from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
-from contnorm.checks import GroupsError, nearest_groups
+from contnorm.checks import nearest_groups
 from contnorm.convert.conversion import convert_norm
 from contnorm.convert.standardization import standardize_convolutions
-from contnorm.errors import UserCodeError, UserError, unknown
-from contnorm.norm_entry import NormEntry
-from contnorm.registry import find_norm, numbered_name
+from contnorm.errors import GroupsError, UserCodeError, UserError, unknown
+from contnorm.registry import NormInfo, find_norm, numbered_name
 
 __all__ = ["MODELS", "build_model"]
 
@@ -157,7 +156,7 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
     return _converted(model, name, norm, shape, total_steps, only_marked=takes_norm)
 
 
-def _changes_neighbours(spec: NormEntry) -> bool:
+def _changes_neighbours(spec: NormInfo) -> bool:
     """Whether a norm replaces activations or changes convolutions of the network."""
     return spec.absorbs_activation or spec.standardizes_weights
 
