@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from contnorm.errors import GroupsError, unknown
-from contnorm.plugins import BUILT_IN, Origin, current_origin, load_plugins, track_registry
+from contnorm.plugins import BUILT_IN, Origin, current_origin, load_plugins
 
 if TYPE_CHECKING:
     from torch import nn
@@ -162,7 +162,6 @@ _BUILT_INS = (
 
 _NORMS: dict[str, NormInfo] = {info.name: info for info in _BUILT_INS}
 NORMS: Mapping[str, NormInfo] = MappingProxyType(_NORMS)  # read-only view
-track_registry(_NORMS)
 _BY_TARGET = {info.target: info for info in reversed(_BUILT_INS)}  # the first of those that share a class
 _NAME = re.compile(r"[a-z][a-z0-9_-]*[a-z_]|[a-z]")
 
