@@ -37,7 +37,6 @@ __all__ = [
     "layer_parameters",
     "norm_class",
     "norm_names",
-    "norm_of_class",
     "numbered_name",
     "register_norm",
     "register_spec",
@@ -90,6 +89,7 @@ class NormInfo:
 
 _STOCK = {"large_mean": "it calls torch's operator, so that the baseline is bit-exact with torch"}
 _NO_PIVOT = {"large_mean": "it computes its moments without a pivot, as torch's batch norm does"}
+_BUILT_IN_ACT = {"conversion": "it contains an activation, so it is for networks that are built with it"}
 _PHAM = "Pham et al., Continual Normalization, ICLR 2022"
 _GROUPED_MOMENTS: dict[str, Any] = {"grouped": True, "keeps_moments": True}
 
@@ -148,11 +148,13 @@ _BUILT_INS = (
     NormInfo("evonorm_s0", "EvoNorm-S0", "evonorm:EvoNorm",
         "EvoNorm-S0: groups of each sample, with an activation that replaces the one that follows",
         "Liu et al., Evolving Normalization-Activation Layers, NeurIPS 2020", grouped=True, absorbs_activation=True,
-        cannot={"large_mean": "it does not subtract the mean, which costs its gradients their precision"}),
+        cannot={**_BUILT_IN_ACT,
+            "large_mean": "it does not subtract the mean, which costs its gradients their precision"}),
     NormInfo("frn", "FRN", "filter_response:FilterResponseNorm",
         "filter response normalization with a thresholded linear unit in place of the activation",
         "Singh and Krishnan, Filter Response Normalization Layer, CVPR 2020", absorbs_activation=True,
-        cannot={"rank2": "an (N, C) input has one value per channel, of which only the sign would remain"}),
+        cannot={**_BUILT_IN_ACT,
+            "rank2": "an (N, C) input has one value per channel, of which only the sign would remain"}),
     NormInfo("gn_ws", "GN + WS", "weight_standardization:WSGroupNorm",
         "group normalization after convolutions with standardized weights",
         "Qiao et al., Micro-Batch Training with Weight Standardization, 2019", grouped=True, standardizes_weights=True,
@@ -162,7 +164,6 @@ _BUILT_INS = (
 
 _NORMS: dict[str, NormInfo] = {info.name: info for info in _BUILT_INS}
 NORMS: Mapping[str, NormInfo] = MappingProxyType(_NORMS)  # read-only view
-_BY_TARGET = {info.target: info for info in reversed(_BUILT_INS)}  # the first of those that share a class
 _NAME = re.compile(r"[a-z][a-z0-9_-]*[a-z_]|[a-z]")
 
 
@@ -213,24 +214,6 @@ def numbered_name(info: NormInfo, groups: object) -> str:
         ('cn8', 'evonorm_s0-8')
     """
     return f"{info.name}{'-' if info.name[-1].isdigit() else ''}{groups}"
-
-
-def norm_of_class(layer: type) -> tuple[NormInfo, Dim, type] | None:
-    """Return the norm of this package that a class of layers is or derives from, its dimension, and its class there.
-
-    Norms that share a class, as the variants of CN do, have the name of the first.
-
-    Example:
-        >>> from contnorm import ContinualNorm2d
-        >>> info, dim, cls = norm_of_class(type("Mine", (ContinualNorm2d,), {}))
-        >>> info.name, dim, cls is ContinualNorm2d, norm_of_class(int) is None
-        ('cn', 2, True, True)
-    """
-    for base in layer.__mro__:
-        module, name = base.__module__.removeprefix("contnorm.norms."), base.__name__
-        if f"{module}:{name[:-2]}" in _BY_TARGET:
-            return _BY_TARGET[f"{module}:{name[:-2]}"], cast(Dim, int(name[-2])), base
-    return None
 
 
 def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object) -> nn.Module:
@@ -285,8 +268,9 @@ def build_norm(info: NormInfo, num_features: int, dim: Dim, options: Mapping[str
     except GroupsError:
         raise  # the caller suggests another number of groups
     except Exception as error:  # the user's code raises errors of any type
+        arguments = ", ".join([str(num_features), *(f"{key}={value!r}" for key, value in options.items())])
         raise ValueError(
-            f"norm {info.name!r} can't be created with {num_features} channels: {type(error).__name__}: {error}"
+            f"norm {info.name!r} can't be created with ({arguments}): {type(error).__name__}: {error}"
         ) from error
     if info.is_registered:
         vars(layer)["_contnorm_norm"] = info.name
@@ -297,7 +281,7 @@ def check_options(info: NormInfo, factory: LayerFactory, options: Mapping[str, o
     """Raise for an option that the class does not accept, or that contradicts the presets of the norm."""
     allowed = accepted_options(factory)
     for key, value in options.items():
-        if info.preset.get(key, value) != value:
+        if key in info.preset and info.preset[key] != value:
             raise ValueError(f"{key}={value!r} contradicts norm {info.name!r}, which has {key}={info.preset[key]!r}.")
         if key not in allowed and not accepts_any_option(factory):
             raise ValueError(f"norm {info.name!r} does not accept {key!r}, only {', '.join(allowed) or 'no options'}.")

@@ -55,7 +55,7 @@ PACKAGE = {
         def blobs(root, tasks=2, **settings):
             y = np.arange(80) % 4
             x = np.random.default_rng(0).normal(size=(80, 8)) + y[:, None]
-            return bench.Stream.from_arrays(x, y, x, y, tasks=tasks, name="blobs", **settings)
+            return bench.Stream.from_arrays(x, y, x + 1, y, tasks=tasks, name="blobs", **settings)
     """,
 }
 

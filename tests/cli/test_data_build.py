@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contnorm.bench.data.decoding import read_picture
 
 from contnorm.bench.data.dataset import MultiLabelSource
-from contnorm.bench.data.decoding import read_picture
 from contnorm.bench.data.multilabel_build import build_progress
 from contnorm.bench.data.registry import load_source
 from contnorm.cli.main import main

@@ -165,7 +165,7 @@ def test_conversion_keeps_moments_and_options() -> None:
     cn.convert_norm(model, Renamed)
     assert type(model[0]) is Renamed and model[0].running_mean is mean
     assert (model[0].eps, model[0].momentum) == (1e-3, 0.3)
-    with pytest.raises(ValueError, match=r"can't convert '0' \(Renamed\).*differs"):
+    with pytest.raises(ValueError, match=r"can't convert '0' \(Renamed\).*overrides forward"):
         cn.convert_norm(model, "bn")  # unknown to detect_norm
     cn.register_norm("renamed", Renamed)
     assert cn.summarize(model).rows[0].norm == "renamed"
@@ -223,7 +223,7 @@ def test_groups_of_a_grouped_class() -> None:
     model = cn.convert_norm(network(), Grouped, num_groups=2)
     assert [model[1].num_groups, model[4].num_groups] == [2, 2]
     assert cn.convert_norm(network(), Grouped, num_groups="auto")[1].num_groups == 4
-    with pytest.raises(ValueError, match="num_groups=3 does not divide the 8 channels"):
+    with pytest.raises(ValueError, match="num_groups=3"):
         cn.convert_norm(network(), Grouped, num_groups=3)
     assert cn.convert_norm(network(), Grouped)[1].num_groups == 4  # the default of the class
 

@@ -18,7 +18,7 @@ from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics
-    from contnorm.bench.api.datasets import add_dataset
+    from contnorm.bench.api.datasets import add_dataset, build_dataset, fetch_dataset
     from contnorm.bench.api.decide import decide
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
     from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from contnorm.bench.api.task_callback import StopRun
     from contnorm.bench.api.tune import tune
     from contnorm.bench.comparison import Comparison, compare, compare_spread
-    from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
     from contnorm.bench.decision import PairedDecision
     from contnorm.bench.engine.events import TaskDone
     from contnorm.bench.exports import ExportedRuns, export
@@ -54,13 +53,21 @@ if TYPE_CHECKING:
     from contnorm.bench.sequential import Look, Reach
     from contnorm.bench.signals import StopSignals
     from contnorm.bench.spread import Ratio, Spread
-    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward, together
+    from contnorm.bench.strategies.base import (
+        Batch,
+        OutputMask,
+        Single,
+        Strategy,
+        TaskData,
+        TaskInfo,
+        forward,
+        together,
+    )
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
     from contnorm.bench.strategies.er_ace import ERACE
     from contnorm.bench.strategies.ewc import EWC
     from contnorm.bench.strategies.lwf import LwF
-    from contnorm.bench.strategies.tasks import TaskData, TaskInfo
     from contnorm.errors import UserCodeError, UserError
 
 __all__ = [
@@ -70,7 +77,6 @@ __all__ = [
     "ArchivedRuns",
     "BalancedReservoir",
     "Batch",
-    "BuildOptions",
     "Comparison",
     "DERpp",
     "DivergedError",
@@ -147,7 +153,7 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "contnorm.bench.api.datasets": ("add_dataset",),
+    "contnorm.bench.api.datasets": ("add_dataset", "build_dataset", "fetch_dataset"),
     "contnorm.bench.api.decide": ("decide",),
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
     "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
@@ -159,7 +165,6 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.task_callback": ("StopRun",),
     "contnorm.bench.api.tune": ("tune",),
     "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
-    "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
     "contnorm.bench.decision": ("PairedDecision",),
     "contnorm.bench.launchers.base": ("Launcher",),
     "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
@@ -190,13 +195,21 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.sequential": ("Look", "Reach"),
     "contnorm.bench.signals": ("StopSignals",),
     "contnorm.bench.spread": ("Ratio", "Spread"),
-    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward", "together"),
+    "contnorm.bench.strategies.base": (
+        "Batch",
+        "OutputMask",
+        "Single",
+        "Strategy",
+        "TaskData",
+        "TaskInfo",
+        "forward",
+        "together",
+    ),
     "contnorm.bench.strategies.derpp": ("DERpp",),
     "contnorm.bench.strategies.er": ("ER",),
     "contnorm.bench.strategies.er_ace": ("ERACE",),
     "contnorm.bench.strategies.ewc": ("EWC",),
     "contnorm.bench.strategies.lwf": ("LwF",),
-    "contnorm.bench.strategies.tasks": ("TaskData", "TaskInfo"),
     "contnorm.errors": ("UserCodeError", "UserError"),
 }
 __getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",), extra="bench")

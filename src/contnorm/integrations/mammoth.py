@@ -20,7 +20,6 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-import torch
 from torch import nn
 
 from contnorm.convert.conversion import convert_norm
@@ -37,7 +36,6 @@ Run a script of mammoth with the backbones <backbone>-<norm>, such as resnet18-c
 
 ARGUMENTS are those of the script; "main.py --help" lists them, with the names of the backbones.
 """
-EXAMPLE_SIZE = 32  # pixels; the size of the images that all these networks take
 
 
 class MammothNotFoundError(ImportError):
@@ -213,8 +211,6 @@ def _converting(build: Callable[..., nn.Module], norm: str, name: str) -> Callab
     def build_converted(*args: Any, num_groups: int | str = "auto", **kwargs: Any) -> nn.Module:
         model = build(*args, **kwargs)
         options: dict[str, Any] = {"num_groups": num_groups} if entry.grouped else {}
-        if entry.standardizes_weights:
-            options["example_input"] = torch.zeros(1, 3, EXAMPLE_SIZE, EXAMPLE_SIZE)
         return convert_norm(model, norm, **options)
 
     target = build.__init__ if inspect.isclass(build) else build

@@ -6,9 +6,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from contnorm.paper.cells import RecipeCell, cells_of, comparable, matches
+from contnorm.paper.published import PublishedNumber
 from contnorm.paper.recipe import Claim, Recipe
 
-__all__ = ["DETERMINISTIC", "CellComparison", "comparisons_of", "count_comparisons"]
+__all__ = ["DETERMINISTIC", "CellComparison", "comparisons_of", "count_comparisons", "published_values"]
 
 DETERMINISTIC = ("parameters",)  # scores that are equal for all seeds, so that they need no interval
 
@@ -74,6 +75,24 @@ def comparisons_of(claim: Claim, cells: Sequence[RecipeCell]) -> Iterator[CellCo
                 yield CellComparison(cell, None, than)
 
 
+def published_values(recipe: Recipe, claim: Claim, comparison: CellComparison) -> tuple[PublishedNumber, ...]:
+    """Published numbers that a comparison is about, in the order of its cells; empty if one is not published.
+
+    Example:
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> table9 = find_recipe("table9")
+        >>> first = next(comparisons_of(table9.claims[0], cells_of(table9)))
+        >>> [number.mean for number in published_values(table9, table9.claims[0], first)]
+        [61.38, 60.14]
+    """
+    metrics = {score: metric for metric, score in recipe.scores.items()}
+    of = [(cell, claim.score) for cell in comparison.cells]
+    of += [(comparison.cell, claim.than_score)] if claim.than_score else []
+    numbers = [cell.published.get(metrics.get(score or "", "")) for cell, score in of]
+    found = tuple(number for number in numbers if number is not None and number.mean is not None)
+    return found if len(found) == len(of) and comparison.is_complete else ()
+
+
 def count_comparisons(recipe: Recipe) -> int:
     """Number of distinct comparisons of a recipe's claims, among which the error rate of its table is divided.
 
@@ -84,7 +103,7 @@ def count_comparisons(recipe: Recipe) -> int:
     Example:
         >>> from contnorm.paper.recipe import find_recipe
         >>> count_comparisons(find_recipe("table12")), count_comparisons(find_recipe("table2"))
-        (5, 44)
+        (5, 40)
     """
     cells = cells_of(recipe)
     claims = [claim for claim in recipe.claims if claim.score not in DETERMINISTIC]

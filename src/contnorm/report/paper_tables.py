@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from contnorm.bench.records import spread_over_seeds
+from contnorm.paper.cells import cells_of
 from contnorm.paper.claims import ClaimCase, ClaimResult
+from contnorm.paper.comparisons import comparisons_of, published_values
 from contnorm.paper.format import (
     case_numbers,
     case_outcome_text,
@@ -20,7 +22,7 @@ from contnorm.paper.format import (
     spread,
     verdict_text,
 )
-from contnorm.paper.recipe import DIMENSIONS
+from contnorm.paper.recipe import DIMENSIONS, Recipe
 from contnorm.paper.scores import score_title
 from contnorm.paper.selection import RateResult, Selection
 from contnorm.paper.tables import Line
@@ -139,30 +141,35 @@ def case_texts(decided: ClaimResult, case: ClaimCase) -> list[str]:
 
 def claims_sheet(sections: Sequence[Section], unrun: Sequence[UnrunRecipe], linked: bool = False) -> TextDocument:
     """TextDocument of the claims with runs and their outcomes; ``linked`` adds links to the files of their tables."""
-    heads = ("outcome", "claim", "by", "of", "evidence", "cases that hold", "least favourable case")
+    heads = ("outcome", "claim", "by", "of", "evidence", "cases that hold", "least favourable case", "ours", "paper")
     rows: dict[bool, list[list[str]]] = {False: [], True: []}
     for section in sections:
         name = section.title.partition(":")[0]
         where = Link(name, f"{section.recipe.name}.md") if linked else name
         measured = [(variant, decided) for variant, decided in section.claims if decided.measured]
-        rows[section.recipe.ours] += [_summed_up(decided, variant, where) for variant, decided in measured]
+        rows[section.recipe.ours] += [
+            _summed_up(section.recipe, decided, variant, where) for variant, decided in measured
+        ]
     missing = tuple(f"{one.title}{f' ({one.why})' if one.why else ''}" for one in unrun)
     blocks = [TextTable("", heads, rows[False])]
     blocks += [TextTable(QUESTIONS, heads, rows[True], (undecided_text(sections, ours=True),))] if rows[True] else []
     blocks += [TextTable("Not run", below=missing)] if missing else []
-    notes = (undecided_text(sections), HOW) if rows[False] else ("No run belongs to a claim of the paper.",)
+    notes = (
+        (undecided_text(sections), f"{HOW} {PAPER}") if rows[False] else ("No run belongs to a claim of the paper.",)
+    )
     return TextDocument("claims", "What the paper claims, and what the runs say", blocks, notes)
 
 
 QUESTIONS = "Questions of our own"
 HOW = (
-    "Differences are paired over seeds. Staged: decided by fresh seeds, from 100 on, in stages of 8, 16, 32, ... "
-    "seeds; all such verdicts of a table are right with a probability of at least 95 %. A difference is equivalent if "
-    "its interval contains zero and lies within 1 point. Exploratory: decided by Student's 95 % interval of lower "
-    "seeds. A case holds if its interval lies on the claimed side and does not hold if it lies on the other; a claim "
-    "holds if all its cases do, holds in part if the others are equivalent, and does not hold if any case does not. "
-    "The effect is the mean of the differences over their deviation."
+    "Differences are paired over seeds. Staged: decided by fresh seeds, from 100 on, with looks at 16, 24, 32, ... "
+    "128 seeds; the signs of a table are right with a probability of at least 95 %. A difference is equivalent if its "
+    "interval contains zero and lies within 1 point. Exploratory: decided by Student's 95 % interval of lower seeds. "
+    "A case holds if its interval lies on the claimed side and does not hold if it lies on the other; a claim holds "
+    "if all its cases do, holds in part if the others are equivalent, and does not hold if any case does not. The "
+    "effect is the mean of the differences over their deviation."
 )
+PAPER = "The last column has the paper's own difference of the case, or its deviations."
 
 
 def undecided_text(sections: Sequence[Section], *, ours: bool = False) -> str:
@@ -186,7 +193,18 @@ def _undecided(results: Sequence[ClaimResult]) -> str:
     return f"{sum(result.outcome == 'undecided' for result in results)} of {len(results)}"
 
 
-def _summed_up(decided: ClaimResult, variant: Variant, where: str) -> list[str]:
+def _published(recipe: Recipe, decided: ClaimResult, case: ClaimCase) -> str:
+    """Published difference of a case, of a claim that one score is above another; the published value of others."""
+    for one in comparisons_of(decided.claim, cells_of(recipe)):
+        if one.label == case.what and (numbers := published_values(recipe, decided.claim, one)):
+            if decided.claim.kind == "steadier":
+                return " and ".join(f"{number.std:g}" for number in numbers)
+            first, *others = (number.mean or 0.0 for number in numbers)
+            return f"{first - others[0]:+.2f}" if others else f"{first:.2f}"
+    return "-"
+
+
+def _summed_up(recipe: Recipe, decided: ClaimResult, variant: Variant, where: str) -> list[str]:
     case = least_favourable(decided)
     difference, interval, _, effect = case_numbers(case)
     numbers = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs"
@@ -196,7 +214,18 @@ def _summed_up(decided: ClaimResult, variant: Variant, where: str) -> list[str]:
     outcome = claim_outcome(decided, complete=variant.whole)
     by = ", ".join(filter(None, [claim_criterion(decided.claim), variant.title.lower()]))
     cases = f"{held} of {len(decided.cases)}"
-    return [outcome, decided.claim.says, by, where, decided.evidence_text, cases, f"{case.what}: {result}"]
+    says = decided.claim.says
+    return [
+        outcome,
+        says,
+        by,
+        where,
+        decided.evidence_text,
+        cases,
+        case.what,
+        result,
+        _published(recipe, decided, case),
+    ]
 
 
 def tables_csv(sections: Sequence[Section]) -> str:

@@ -11,7 +11,6 @@ from typing import Literal
 
 import torch
 
-from contnorm.convert.norm_comparison import random_state_restored
 from contnorm.registry import DIMS, Dim, LayerFactory, NormInfo, describe_norm, find_norm
 from contnorm.testing import (
     compiler_checks,
@@ -224,8 +223,9 @@ def _result(check: NormCheck, subject: NormSubject, strict: bool) -> CheckResult
     if check.strict and not strict:
         return CheckResult(check.name, "skipped", "only with strict=True")
     declared = subject.spec.cannot.get(check.name)
+    devices = [subject.device] if subject.device.type == "cuda" else []
     try:
-        with random_state_restored(), warnings.catch_warnings(), torch.enable_grad():
+        with torch.random.fork_rng(devices=devices), warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
             check.run(subject)

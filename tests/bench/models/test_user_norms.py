@@ -230,7 +230,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"norm": "mine.py:FailingLoss"}, "AttributeError: 'FailingLoss' object has no attribute 'nothing'"),
     (
         {"norm": "mine.py:RefusesWidth"},
-        "can't be created with 100 channels: ValueError: only 64",
+        "can't be created with (100): ValueError: only 64",
     ),
     ({"norm": "mine.py:CannotStart"}, "can't be created with a number of channels: mine.py, line 75: IndexError"),
     ({"norm": "mine.py:Named"}, "norm.layers is a setting of every norm"),

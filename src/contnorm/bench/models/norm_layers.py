@@ -16,8 +16,7 @@ from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.bench.user_code import is_user_code, python_object
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
-from contnorm.convert.detect import detect_norm
-from contnorm.convert.detected import DetectedNorm
+from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.norms.stock import stock_norm
 from contnorm.registry import Dim, NormInfo, accepted_options, build_norm, find_norm, norm_class, numbered_name
@@ -27,7 +26,6 @@ __all__ = [
     "NormMaker",
     "check_norms",
     "count_norms",
-    "is_marked",
     "mark_layer",
     "mark_norms",
     "norm_maker",
@@ -142,11 +140,6 @@ def mark_layer(layer: nn.Module) -> nn.Module:
         delattr(outer, PART)
         setattr(outer, _MARK, True)
     return layer
-
-
-def is_marked(layer: nn.Module) -> bool:
-    """Whether a layer, or the one it is a copy of, was marked as one of the run's norm."""
-    return hasattr(layer, _MARK)
 
 
 def count_norms(model: nn.Module) -> dict[str, int]:

@@ -31,7 +31,6 @@ from contnorm.registry import (
     find_norm,
     layer_parameters,
     norm_class,
-    norm_of_class,
     register_spec,
 )
 
@@ -90,8 +89,9 @@ def built_in_name(layer: object) -> str | None:
         >>> built_in_name(ContinualNorm2d), built_in_name(nn.BatchNorm2d) is None
         ('cn', True)
     """
-    known = norm_of_class(layer) if isinstance(layer, type) else None
-    return known[0].name if known is not None and known[2] is layer else None
+    module, name = getattr(layer, "__module__", None), getattr(layer, "__name__", "")
+    targets = {f"contnorm.norms.{info.target}": info.name for info in reversed(NORMS.values()) if info.target}
+    return targets.get(f"{module}:{name[:-2]}")
 
 
 def norm_code(name: str) -> str | None:

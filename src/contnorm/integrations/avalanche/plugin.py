@@ -9,11 +9,11 @@ from weakref import WeakSet
 from avalanche.core import SupervisedPlugin
 from torch import nn
 
-from contnorm.convert.conversion import convert_norm
+from contnorm.convert.conversion import Filter, convert_norm
 from contnorm.convert.detect import detect_norm
-from contnorm.convert.selection import Filter
 from contnorm.integrations.avalanche.strategy_data import batches_of, check_layers, forward_on
-from contnorm.moments.reestimate import Reestimated, Weights, keeps_moments, reestimate
+from contnorm.moments.batches import Weights
+from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate
 from contnorm.registry import DIMS, LayerFactory, NormInfo, norm_class, resolve_norm
 
 __all__ = ["NormPlugin"]

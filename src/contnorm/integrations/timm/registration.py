@@ -167,8 +167,7 @@ _ABSORBS = "it contains an activation, and this architecture applies one after e
 def _refusal(name: str, reason: str) -> Callable[..., NoReturn]:
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ValueError(
-            f"norm_layer={name!r}: {reason}. Build the model with its own norm, then use "
-            f"contnorm.convert_norm(model, {name!r}, example_input=...)."
+            f"norm_layer={name!r}: {reason}. Build the model with its own norm, then use contnorm.convert_norm."
         )
 
     return refuse
