@@ -28,7 +28,6 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "registry",
-            "norm_entry",
             "bench.strategies.registry",
             "bench.models",
             "errors",

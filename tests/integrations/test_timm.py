@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 import contnorm as cn
-from contnorm.norm_entry import norm_class
 from contnorm.norms.activation import ActivationNorm
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, norm_class
 
 timm = pytest.importorskip("timm", reason="timm is not installed", exc_type=ImportError)
 integration = pytest.importorskip("contnorm.integrations.timm", reason="timm is not installed", exc_type=ImportError)

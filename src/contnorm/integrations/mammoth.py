@@ -24,8 +24,7 @@ from torch import nn
 
 from contnorm.convert.conversion import convert_norm
 from contnorm.moments.freeze import frozen_stats
-from contnorm.norm_entry import needs_tags
-from contnorm.registry import NORMS, resolve_norm
+from contnorm.registry import DIMS, NORMS, norm_class, resolve_norm
 
 __all__ = ["MammothNotFoundError", "bn_track_stats", "main", "register_backbones"]
 
@@ -172,7 +171,7 @@ def _usable_norms() -> list[str]:
 def _obstacle(norm: str) -> str | None:
     """Return why a norm can't be used in mammoth; None if it can."""
     entry = NORMS[norm]
-    if needs_tags(entry):
+    if getattr(norm_class(entry, min(entry.layers or DIMS)), "needs_tags", False):
         return "it needs tags of the samples of a batch, which mammoth's training loop does not give"
     if entry.absorbs_activation:
         return "it contains the activation, and mammoth's networks call activations as functions"
@@ -180,7 +179,7 @@ def _obstacle(norm: str) -> str | None:
 
 
 def _checked_norm(norm: str) -> str:
-    name = resolve_norm(norm, {}, "register_backbones")[0].name
+    name = resolve_norm(norm, {})[0].name
     obstacle = _obstacle(name)
     if obstacle is not None:
         raise ValueError(f"register_backbones: norm {norm!r}: {obstacle}. Use one of {', '.join(_usable_norms())}.")

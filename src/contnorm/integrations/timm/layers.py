@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.integrations.extras import missing_extra
-from contnorm.norm_entry import accepted_options
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.adaptive import AdaptiveBalanceNorm2d
 from contnorm.norms.balanced import BalancedBatchNorm2d
@@ -26,6 +25,7 @@ from contnorm.norms.renorm import BatchRenorm2d
 from contnorm.norms.robust import RobustBatchNorm2d
 from contnorm.norms.switchable import SwitchNorm2d
 from contnorm.norms.task_balanced import TaskBalancedNorm2d
+from contnorm.registry import accepted_options
 
 try:
     from timm.layers import BatchNormAct2d, create_act_layer
