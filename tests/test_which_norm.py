@@ -70,7 +70,8 @@ def matrix(record: dict[str, Any], key: str) -> Accuracies:
     counts = record[key]
     tasks = len(counts["total"])
     rows = [[np.nan if n is None else n for n in row] + [np.nan] * (tasks - len(row)) for row in counts["correct"]]
-    return 100 * np.array(rows[-tasks:], float) / np.array(counts["total"], float)
+    percent: Accuracies = 100 * np.array(rows[-tasks:], float) / np.array(counts["total"], float)
+    return percent
 
 
 def after_each_task(accuracies: Accuracies) -> Accuracies:
@@ -182,8 +183,8 @@ def test_verdicts_are_those_of_the_rule(score: str) -> None:
     for name in PRIMARY:
         first, second = (of_cell(cell, score) for cell in (comparisons()[name].first, comparisons()[name].second))
         cases[name] = {seed: first[seed] - second[seed] for seed in first.keys() & second.keys()}
-    for name, decision in decide_family(cases).items():
-        one = comparisons()[str(name)]
+    for question, decision in decide_family(cases).items():
+        one = comparisons()[str(question)]
         (row,) = [line for line in EVIDENCE.splitlines() if line.startswith(f"| {one.what} | {one.situation} |")]
         words = f"| {decision.verdict}; at the end" if score == "aia" else f"; at the end {decision.verdict} |"
         assert words in row and decision.is_decided

@@ -5,7 +5,7 @@ Seeds from 100 on of the tables on Split CIFAR-100 and permuted MNIST are fresh:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cache
 from typing import Any
 
@@ -211,7 +211,7 @@ PRIMARY = ("tuned er", "tuned derpp", "memory er", "memory derpp")
 @cache
 def verdicts(score: str) -> dict[str, str]:
     """Verdicts of the rule on the primary questions: ``aia``, or ``acc``."""
-    cases = {name: comparisons()[name].by_seed(score) for name in PRIMARY}
+    cases: dict[Hashable, dict[int, float]] = {name: comparisons()[name].by_seed(score) for name in PRIMARY}
     return {str(name): decision.verdict for name, decision in decide_family(cases).items()}
 
 

@@ -206,9 +206,10 @@ def speed_line() -> str:
     slowest = max(eager_ratios("cpp"))
     text = (
         f"**Speed** on one H200: alone in a CUDA graph, CN is faster than BN in {faster} of {len(ratios)} cases. An "
-        f"eager step of the bench's own network took at most {slowest:.2f} times as long with CN as with BN on one host, "
-        f"and with 20 images {hosts['lowest']} to {hosts['highest']} times on several. A plain ResNet-18, converted, took "
-        f"{min(compiled)} to {max(compiled)} times as long under `torch.compile`, and {min(eager)} to {max(eager)} "
-        "times in its first forty eager steps, before the C++ path is built. See the [benchmarks](docs/benchmarks.md)."
+        f"eager step of the bench's own network took at most {slowest:.2f} times as long with CN as with BN on one "
+        f"host, and with 20 images {hosts['lowest']} to {hosts['highest']} times on several. A plain ResNet-18, "
+        f"converted, took {min(compiled)} to {max(compiled)} times as long under `torch.compile`, and "
+        f"{min(eager)} to {max(eager)} times in its first forty eager steps, before the C++ path is built. "
+        "See the [benchmarks](docs/benchmarks.md)."
     )
     return fill(text, 120)

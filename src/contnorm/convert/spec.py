@@ -170,9 +170,12 @@ def spec_differences(model: nn.Module, spec: Mapping[str, Any]) -> list[str]:
         ["'0': norm is 'cn' in the spec, and 'bn' here", "'1': missing"]
     """
     here, there = norm_spec(model)["norms"], spec["norms"]
-    differences = {path: "missing" for path in {**there, **here} if path not in here or path not in there}
-    differences |= {path: _difference(there[path], here[path]) for path in there if path in here}
-    return [f"{path!r}: {difference}" for path, difference in differences.items() if difference]
+    differences = []
+    for path in {**there, **here}:
+        difference = _difference(there[path], here[path]) if path in here and path in there else "missing"
+        if difference:
+            differences.append(f"{path!r}: {difference}")
+    return differences
 
 
 def _describe(module: nn.Module, detected: object) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from contnorm.integrations.extras import missing_extra
 from contnorm.integrations.generators import generators_restored
 from contnorm.integrations.moment_data import Batches, all_processes, check_batches, select_batches
 from contnorm.moments.batches import Call, call_on_batch
-from contnorm.moments.buffers import Frozen
+from contnorm.moments.layers import Frozen
 from contnorm.moments.reestimate import reestimate
 from contnorm.norms.renorm import BatchRenormBase
 

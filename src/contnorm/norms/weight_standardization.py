@@ -118,7 +118,7 @@ def standardize(convolution: nn.Module, eps: float = 1e-6) -> nn.Module:
     """
     check_standardizable(convolution)
     convolution.__class__ = _STANDARDIZED.get(type(convolution), type(convolution))
-    vars(convolution)["weight_eps"] = check_eps(eps, "weight standardization")
+    vars(convolution)["weight_eps"] = check_eps(eps)
     return convolution
 
 
@@ -181,7 +181,7 @@ class WSGroupNorm(GroupNormBase):
         weight_eps: float = 1e-6,
     ) -> None:
         super().__init__(num_features, eps, affine, device, dtype, num_groups=num_groups)
-        self.weight_eps = check_eps(weight_eps, f"{type(self).__name__}: weight_eps")
+        self.weight_eps = check_eps(weight_eps)
 
 
 class WSGroupNorm1d(WSGroupNorm):

@@ -154,20 +154,22 @@ def claims_sheet(sections: Sequence[Section], unrun: Sequence[UnrunRecipe], link
     blocks = [TextTable("", heads, rows[False])]
     blocks += [TextTable(QUESTIONS, heads, rows[True], (undecided_text(sections, ours=True),))] if rows[True] else []
     blocks += [TextTable("Not run", below=missing)] if missing else []
-    notes = (undecided_text(sections), HOW) if rows[False] else ("No run belongs to a claim of the paper.",)
+    notes = (
+        (undecided_text(sections), f"{HOW} {PAPER}") if rows[False] else ("No run belongs to a claim of the paper.",)
+    )
     return TextDocument("claims", "What the paper claims, and what the runs say", blocks, notes)
 
 
 QUESTIONS = "Questions of our own"
 HOW = (
-    "Differences are paired over seeds. Staged: decided by fresh seeds, from 100 on, with looks at 16, 24, 32, ... 128 "
-    "seeds; the signs of a table are right with a probability of at least 95 %. A difference is equivalent if its "
-    "interval contains zero and lies within 1 point. Exploratory: decided by Student's 95 % interval of lower seeds. A "
-    "case holds if its interval lies on the claimed side and does not hold if it lies on the other; a claim holds if all "
-    "its cases do, holds in part if the others are equivalent, and does not hold if any case does not. The effect is the "
-    "mean of the differences over their deviation. The last column has the paper's own difference of the case, or its "
-    "deviations."
+    "Differences are paired over seeds. Staged: decided by fresh seeds, from 100 on, with looks at 16, 24, 32, ... "
+    "128 seeds; the signs of a table are right with a probability of at least 95 %. A difference is equivalent if its "
+    "interval contains zero and lies within 1 point. Exploratory: decided by Student's 95 % interval of lower seeds. "
+    "A case holds if its interval lies on the claimed side and does not hold if it lies on the other; a claim holds "
+    "if all its cases do, holds in part if the others are equivalent, and does not hold if any case does not. The "
+    "effect is the mean of the differences over their deviation."
 )
+PAPER = "The last column has the paper's own difference of the case, or its deviations."
 
 
 def undecided_text(sections: Sequence[Section], *, ours: bool = False) -> str:

@@ -12,7 +12,8 @@ from torch import nn
 from contnorm.convert.conversion import Filter, convert_norm
 from contnorm.convert.detect import detect_norm
 from contnorm.integrations.avalanche.strategy_data import batches_of, check_layers, forward_on
-from contnorm.moments.reestimate import Reestimated, Weights, keeps_moments, reestimate
+from contnorm.moments.batches import Weights
+from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate
 from contnorm.norm_entry import LayerFactory, NormEntry, needs_tags
 from contnorm.registry import resolve_norm
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,9 +48,6 @@ class NonFiniteMomentsError(ValueError):
         return type(self), (self.layer,)
 
 
-_ADVICE = "Fix that, or replace the layer with another norm."
-
-
 def moment_layers(model: nn.Module, frozen: Frozen = "raise") -> dict[str, nn.Module]:
     """Return the norm layers whose running moments `reestimate` sets, by name.
 
@@ -67,48 +64,41 @@ def moment_layers(model: nn.Module, frozen: Frozen = "raise") -> dict[str, nn.Mo
         >>> list(moment_layers(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4))))
         ['1']
     """
-    if frozen not in get_args(Frozen):
-        raise ValueError(f"reestimate: frozen={frozen!r} is not known. Use 'raise', 'lift' or 'keep'.")
     layers = {}
     for name, module in model.named_modules():
         detected = detect_norm(module)
-        where = f"reestimate: layer {name!r} ({type(module).__name__})"
-        if detected is None and _has_moment_buffers(module):
-            raise ValueError(
-                f"{where}: it has buffers running_mean and running_var but is not a known norm, so its moments cannot "
-                f"be estimated. Replace it with a norm of torch or contnorm; if it is not a norm, rename its buffers."
-            )
-        if detected is None or isinstance(module, _InstanceNorm):
+        if detected is None or isinstance(module, _InstanceNorm) or not _has_changing_moments(module, detected):
             continue
-        if isinstance(detected, UnsupportedNorm):
-            raise ValueError(f"{where}: its moments can't be computed from its input: {detected.reason}. {_ADVICE}")
-        if not NORMS[detected.norm].keeps_moments or detected.constant or getattr(module, "use_running", False):
-            continue
-        if NORMS[detected.norm].layers and not (_defines_batch_moments(module) or type(module) in _TORCH_CLASSES):
+        if reason := _obstacle(module, detected):
             raise ValueError(
-                f"{where}: its class does not define batch_moments(x), the mean and biased variance that an input adds "
-                f"to its running moments. {_ADVICE}"
+                f"reestimate: layer {name!r} ({type(module).__name__}): its moments can't be computed from its input: "
+                f"{reason}. Fix that, or replace the layer with another norm."
             )
-        if not holds_moments(module):
+        if is_frozen(module) and frozen == "raise":
             raise ValueError(
-                f"{where}: it has no running moments and normalizes with the batch, so the moments of later layers "
-                f"would depend on the batch size. Convert it with track_running_stats=True."
+                f"reestimate: layer {name!r} ({type(module).__name__}): its moments are frozen. Call "
+                f"contnorm.freeze_stats(model, False) first; reestimate also takes frozen='lift' to set them too and "
+                f"frozen='keep' to leave them."
             )
-        if _measured(module, frozen, where):
+        if frozen != "keep" or not is_frozen(module):
             layers[name] = module
     return layers
 
 
-def _measured(layer: nn.Module, frozen: Frozen, where: str) -> bool:
-    """Whether a layer with moments is measured, which a frozen one is not always."""
-    if not is_frozen(layer):
+def _has_changing_moments(module: nn.Module, detected: DetectedNorm | UnsupportedNorm) -> bool:
+    if isinstance(detected, UnsupportedNorm):
         return True
-    if frozen == "raise":
-        raise ValueError(
-            f"{where}: its moments are frozen. Call contnorm.freeze_stats(model, False) first, or give reestimate "
-            f"frozen='lift' to set them too or frozen='keep' to leave them."
-        )
-    return frozen == "lift"
+    return NORMS[detected.norm].keeps_moments and not detected.constant and not getattr(module, "use_running", False)
+
+
+def _obstacle(module: nn.Module, detected: DetectedNorm | UnsupportedNorm) -> str:
+    if isinstance(detected, UnsupportedNorm):
+        return detected.reason
+    if NORMS[detected.norm].layers and not (_defines_batch_moments(module) or type(module) in _TORCH_CLASSES):
+        return "its class does not define batch_moments(x), the mean and biased variance that an input adds to them"
+    if not holds_moments(module):
+        return "it has none and normalizes with the batch; convert it with track_running_stats=True"
+    return ""
 
 
 def keeps_moments(model: nn.Module) -> bool:
@@ -122,11 +112,6 @@ def keeps_moments(model: nn.Module) -> bool:
     return any(isinstance(norm, DetectedNorm) and NORMS[norm.norm].keeps_moments for norm in norms)
 
 
-def _has_moment_buffers(module: nn.Module) -> bool:
-    """Whether the module itself registers running moments. Wrappers that forward attribute access do not."""
-    return {"running_mean", "running_var"} <= {name for name, _ in module.named_buffers(recurse=False)}
-
-
 _TORCH_CLASSES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -136,14 +121,13 @@ def _defines_batch_moments(layer: nn.Module) -> bool:
 
 
 def batch_moments(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    if _defines_batch_moments(layer):
-        mean, var = layer.batch_moments(x)
-    else:
-        mean, var = channel_moments(widest(x))
+    """Return the mean and biased variance that an input adds to a layer's moments, in float64."""
+    mean, var = layer.batch_moments(x) if _defines_batch_moments(layer) else channel_moments(widest(x))
     return in_float64(mean), in_float64(var)  # pooled in float64, on the CPU for a device without it
 
 
 def stored_variance(layer: Any, var: Tensor, count: float) -> Tensor:
+    """Return the value of ``running_var`` for data of this biased variance and count."""
     if _defines_batch_moments(layer) and hasattr(layer, "stored_variance"):
         stored: Tensor = layer.stored_variance(var, count)
         return stored
