@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from scipy import stats
 from tools.comparisons import CIFAR10, MINI_DERPP, MOMENTS, NEWER, PANEL, PRIMARY, STRATEGIES, comparisons
 from tools.evidence import Cell, Comparison, MeanCell
 
-from contnorm.bench.sequential import decide_family
+from contnorm.bench.sequential import Verdict, decide_differences, decide_family
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -208,14 +207,14 @@ def test_moments_of_the_memory_gain_at_every_stop(archive: str, strategy: str) -
 @pytest.mark.parametrize("score", ["aia", "acc"])
 @pytest.mark.parametrize("family", PRIMARY, ids=["CIFAR-100", "class order by seed", "mini-ImageNet"])
 def test_verdicts_are_those_of_the_rule(family: tuple[str, ...], score: str) -> None:
-    cases: dict[Hashable, dict[int, float]] = {}
+    alone: dict[str, Verdict] = {}
     for name in family:
         first, second = (of_cell(cell, score) for cell in (comparisons()[name].first, comparisons()[name].second))
-        cases[name] = {seed: first[seed] - second[seed] for seed in first.keys() & second.keys()}
-    for question, decision in decide_family(cases, size=4).items():
-        one = comparisons()[str(question)]
+        alone[name] = decide_differences({seed: first[seed] - second[seed] for seed in first.keys() & second.keys()})
+    for question, verdict in decide_family(alone, size=4).items():
+        one = comparisons()[question]
         row = next(line for line in EVIDENCE.splitlines() if line.startswith(f"| {one.what} | {one.situation} |"))
-        words = f"| {decision.verdict}; at the end" if score == "aia" else f"; at the end {decision.verdict} |"
+        words = f"| {verdict.outcome}; at the end" if score == "aia" else f"; at the end {verdict.outcome} |"
         assert words in row
 
 

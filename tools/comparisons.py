@@ -5,12 +5,12 @@ Seeds from 100 on of the tables on Split CIFAR-100 and permuted MNIST are fresh:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from contnorm.bench.metrics.accuracy_matrix import score
-from contnorm.bench.sequential import decide_family
+from contnorm.bench.sequential import decide_differences, decide_family
 from tools.evidence import RECORDS, Cell, Comparison, MeanCell, load
 
 # Archives in docs/records.
@@ -248,8 +248,8 @@ def verdicts(score: str) -> dict[str, str]:
     """Verdicts of the rule on the primary questions: ``aia``, or ``acc``."""
     found: dict[str, str] = {}
     for family in PRIMARY:
-        cases: dict[Hashable, dict[int, float]] = {name: comparisons()[name].by_seed(score) for name in family}
-        found |= {str(name): decision.verdict for name, decision in decide_family(cases, size=4).items()}
+        alone = {name: decide_differences(comparisons()[name].by_seed(score)) for name in family}
+        found |= {name: verdict.outcome for name, verdict in decide_family(alone, size=4).items()}
     return found
 
 
