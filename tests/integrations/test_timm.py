@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import contnorm as cn
-from contnorm.norm_entry import norm_class
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, norm_class
 from tests.integrations.timm_architectures import ARCHITECTURES, PAGE, Architecture, replace_table
 
 timm = pytest.importorskip("timm", reason="timm is not installed", exc_type=ImportError)

@@ -43,8 +43,7 @@ from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.convert.conversion import convert_norm, norm_layers
 from contnorm.moments.layers import moment_buffers, write_moments
 from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate
-from contnorm.norm_entry import LayerFactory, NormEntry, needs_tags
-from contnorm.registry import resolve_norm
+from contnorm.registry import DIMS, LayerFactory, NormInfo, norm_class, resolve_norm
 
 __all__ = ["NormEffect", "NormPlugin", "RandomCropAndFlip", "to_avalanche"]
 
@@ -79,17 +78,19 @@ class NormPlugin(SupervisedPlugin):
 
     def __init__(
         self,
-        to: str | LayerFactory | NormEntry | None = "cn",
+        to: str | LayerFactory | NormInfo | None = "cn",
         reestimate_from: Any = None,
         *,
         weights: Callable[[Any], Tensor] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        if to is not None and needs_tags(resolve_norm(to, {}, "NormPlugin")[0]):
-            raise ValueError(
-                f"NormPlugin: {to!r} needs tags of a batch's samples, which Avalanche's loops do not give."
-            )
+        if to is not None:
+            norm = resolve_norm(to, {})[0]
+            if getattr(norm_class(norm, min(norm.layers or DIMS)), "needs_tags", False):
+                raise ValueError(
+                    f"NormPlugin: {norm.name!r} needs tags of samples, which Avalanche's loops do not give."
+                )
         self.to, self.reestimate_from, self.weights, self.options = to, reestimate_from, weights, options
         self._converted: list[nn.Module] = []
         self._moments: Reestimated | None = None

@@ -23,8 +23,7 @@ from torch import nn
 
 from contnorm.convert.conversion import convert_norm
 from contnorm.moments.freeze import frozen_stats
-from contnorm.norm_entry import needs_tags
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, norm_class
 
 __all__ = ["bn_track_stats", "register_backbones"]
 
@@ -54,8 +53,8 @@ def register_backbones(norms: Iterable[str] | None = None, backbones: Iterable[s
     batch_norm.bn_track_stats = bn_track_stats
     registered: dict[str, Any] = registry.REGISTERED_BACKBONES
     if norms is None:
-        entries = [e for e in NORMS.values() if e.name != "bn" and not needs_tags(e) and not e.absorbs_activation]
-        norms = [entry.name for entry in entries]
+        entries = [e for e in NORMS.values() if not (e.name == "bn" or e.layers or e.absorbs_activation)]
+        norms = [entry.name for entry in entries if not getattr(norm_class(entry, 2), "needs_tags", False)]
     if backbones is None:  # by their source: building them to look may start a download
         modules = {name: sys.modules[entry["class"].__module__] for name, entry in registered.items()}
         backbones = [n for n, m in modules.items() if m.__name__ != __name__ and "BatchNorm" in inspect.getsource(m)]

@@ -24,11 +24,10 @@ import torch
 from timm.layers import BatchNormAct2d, create_act_layer, create_norm, create_norm_act
 from torch import Tensor, nn
 
-from contnorm.norm_entry import DIMS, accepted_options, norm_class
 from contnorm.norms.base import NormLayer
 from contnorm.norms.batch import BatchNorm2d
 from contnorm.norms.group import LayerNorm2d
-from contnorm.registry import NORMS
+from contnorm.registry import DIMS, NORMS, accepted_options, norm_class
 
 __all__ = ["ACT_CLASSES", "ContinualNormAct2d", "register"]
 
