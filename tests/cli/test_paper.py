@@ -398,7 +398,7 @@ def test_data_table_counts_samples(root: Path, tmp_path: Path, console: Console)
     output = printed(console)
     assert re.search(r"permuted-mnist +5 +1x28x28 +10,000 +100 \(50,000\) +10 +differs in test", output)
     assert re.search(r"split-cifar100 +20 +3x32x32 \(3x84x84\) +200 \(50,000\) +20 \(10,000\) +100 +differs in", output)
-    assert "cocoseq: put cocoseq/manifest.json under" in output
+    assert "cocoseq: put cocoseq/dataset.json under" in output
 
 
 def test_figure1_is_drawn(tmp_path: Path, console: Console) -> None:
