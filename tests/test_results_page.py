@@ -56,8 +56,7 @@ def test_the_page_has_rows_and_states_the_paired_difference() -> None:
     assert f"above BN by {spread_over_seeds(gain)[0]:.2f} points" in PAGE
 
 
-@pytest.mark.parametrize("record", list(STORE), ids=lambda r: f"{r.config.hash}-{r.seed}")
-def test_every_record_obeys_the_identity_of_its_scores(record: Record) -> None:
-    tasks = record.matrix.tasks
-    assert record.score("la") - record.score("acc") <= (tasks - 1) / tasks * record.score("fm") + 1e-9
-    assert record.config.hash == record.raw["hash"], "a record keeps its name"
+def test_every_record_obeys_the_identity_of_its_scores() -> None:
+    for record in STORE.load_all():
+        tasks = record.matrix.tasks
+        assert record.score("la") - record.score("acc") <= (tasks - 1) / tasks * record.score("fm") + 1e-9, record.path

@@ -18,8 +18,6 @@ from matplotlib.lines import Line2D
 from contnorm.bench.figures import COLORS, MARKERS, curve_with_band
 from contnorm.bench.metrics.accuracy_matrix import acc_so_far
 from contnorm.bench.stats import PairedDifference
-from contnorm.report.cubes import DESCRIPTION, cubes_figure
-from contnorm.report.svg import scheme_colors, with_figure_style
 from tools.comparisons import (
     CIFAR10,
     COCOSEQ,
@@ -38,7 +36,9 @@ from tools.comparisons import (
     rival,
     selected,
 )
+from tools.cubes import DESCRIPTION, cubes_figure
 from tools.evidence import RECORDS, Cell, load, plain
+from tools.svg import scheme_colors, with_figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,7 @@ from scipy import integrate, stats
 
 from contnorm.bench.comparison import compare, differing_keys, experiment_names, paired_verdict, unpaired_verdict
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-from contnorm.bench.records import Record
+from contnorm.bench.records import Record, make_record
 from contnorm.bench.stats import MOST_SEEDS, paired_p_value, seeds_for_effect, welch_p_value
 from contnorm.errors import UserError
 
@@ -28,7 +27,7 @@ def config(**groups: Any) -> RunConfig:
 def experiment(values: list[int], **groups: Any) -> list[Record]:
     """Seed s has an accuracy of values[s] percent."""
     made = config(**groups)
-    return [Record(made, seed, AccuracyMatrix([[v]], [100]), {}, {}) for seed, v in enumerate(values)]
+    return [make_record(made, seed, {"matrix": {"correct": [[v]], "total": [100]}}) for seed, v in enumerate(values)]
 
 
 def power(effect: float, seeds: int, samples: int) -> float:

@@ -117,8 +117,8 @@ def test_diverged_seeds_are_named_before_the_verdict(compare: Compare, runs: Pat
     [
         (["norm=bn"], "expected two runs, got 1"),
         (["a", "b", "c", "d"], "expected two runs, got 4"),
-        (["norm=bn", "norm=cnn"], "Did you mean 'cn'"),
-        (["norm=bn", "norm=gn"], "No run has norm=gn; norm.name is bn or cn"),
+        (["norm=bn", "norm=cnn"], "No run has norm.name=cnn"),
+        (["norm=bn", "norm=gn"], "No run has norm.name=gn; norm.name is bn, cn"),
         (["norm=bn", "nrom=cn"], "Did you mean 'norm'"),
         (["norm=bn", "norm=cn", "--score", "accc"], "unknown score 'accc'"),
         (["norm=bn", "norm=cn", "--score", "fwt"], "--score fwt"),

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
     from contnorm.bench.decision import PairedDecision
     from contnorm.bench.engine.events import TaskDone
-    from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.launchers.base import Launcher
     from contnorm.bench.launchers.ray_launcher import RayLauncher
     from contnorm.bench.leftovers import Leftover, Leftovers, clean, discard
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from contnorm.bench.metrics.task_scores import TaskScores
     from contnorm.bench.plan import Plan, Step
     from contnorm.bench.power_analysis import PowerRow, PowerTable, power
-    from contnorm.bench.records import Record
+    from contnorm.bench.records import Record, Runs, load_runs
     from contnorm.bench.registries import (
         Listing,
         available,
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
         register_network,
         register_strategy,
     )
-    from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
     from contnorm.bench.sequential import Look, Reach
     from contnorm.bench.signals import StopSignals
     from contnorm.bench.spread import Ratio, Spread
@@ -68,14 +66,12 @@ __all__ = [
     "ER",
     "ERACE",
     "EWC",
-    "ArchivedRuns",
     "BalancedReservoir",
     "Batch",
     "BuildOptions",
     "Comparison",
     "DERpp",
     "DivergedError",
-    "ExportedRuns",
     "Launcher",
     "Leftover",
     "Leftovers",
@@ -123,7 +119,6 @@ __all__ = [
     "UserError",
     "accuracy_matrix",
     "add_dataset",
-    "archive",
     "available",
     "build_dataset",
     "clean",
@@ -132,7 +127,6 @@ __all__ = [
     "decide",
     "discard",
     "evaluate",
-    "export",
     "fetch_dataset",
     "forward",
     "load_runs",
@@ -170,7 +164,6 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
     "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean", "discard"),
     "contnorm.bench.engine.events": ("TaskDone",),
-    "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
     "contnorm.bench.memories": (
         "BalancedReservoir",
@@ -183,7 +176,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.metrics.task_scores": ("TaskScores",),
     "contnorm.bench.plan": ("Plan", "Step"),
     "contnorm.bench.power_analysis": ("PowerRow", "PowerTable", "power"),
-    "contnorm.bench.records": ("Record",),
+    "contnorm.bench.records": ("Record", "Runs", "load_runs"),
     "contnorm.bench.registries": (
         "Listing",
         "available",
@@ -192,7 +185,6 @@ _NAMES_BY_MODULE = {
         "register_network",
         "register_strategy",
     ),
-    "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
     "contnorm.bench.sequential": ("Look", "Reach"),
     "contnorm.bench.signals": ("StopSignals",),
     "contnorm.bench.spread": ("Ratio", "Spread"),

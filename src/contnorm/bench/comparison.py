@@ -83,12 +83,11 @@ class Comparison:
 
     Example:
         >>> from contnorm.bench.config.schema import from_dict
-        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-        >>> from contnorm.bench.record import Record
+        >>> from contnorm.bench.records import make_record
         >>> def records(norm, correct):
         ...     config = from_dict({"norm": {"name": norm}})
-        ...     matrices = [AccuracyMatrix([[count]], [100]) for count in correct]
-        ...     return [Record(config, seed, matrix, {}, {}) for seed, matrix in enumerate(matrices)]
+        ...     counts = [{"matrix": {"correct": [[count]], "total": [100]}} for count in correct]
+        ...     return [make_record(config, seed, one) for seed, one in enumerate(counts)]
         >>> difference = compare(records("cn", [70, 74, 75]), records("bn", [60, 65, 62]))
         >>> round(difference.mean, 2), difference.resolved, difference.differing
         (10.67, True, ('norm.name',))

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.lock import RunLock
-from contnorm.bench.record import is_hash
-from contnorm.bench.records import Store
+from contnorm.bench.records import is_hash, read_record
 from contnorm.bench.unfinished import (
     CHECKPOINTS,
     LOCK,
@@ -249,7 +248,7 @@ def _kind(run: UnfinishedRun) -> str:
 def _is_recorded(folder: Path) -> bool:
     """Whether the run of a folder has a valid record; checkpoints of a run with a damaged one are still needed."""
     try:
-        Store(folder.parent.parent).load_file(folder.with_suffix(".json"))
+        read_record(folder.with_suffix(".json"))
     except UserError:
         return False
     return True

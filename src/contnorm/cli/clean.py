@@ -16,7 +16,7 @@ from contnorm import bench
 from contnorm.bench.config.defaults import run_names
 from contnorm.cli.common import console
 from contnorm.cli.examples import Example, examples
-from contnorm.cli.tables import print_columns, print_error, print_indented, print_text
+from contnorm.cli.tables import print_error, print_indented, print_text, show_rows
 
 __all__ = ["clean", "show_leftovers"]
 
@@ -98,7 +98,7 @@ def _show(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console)
     """Print a table; on a narrow terminal, two lines per row."""
     width = sum(max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))) + 2 * len(heads) - 2
     if width <= console.width:
-        print_columns(heads, rows, console)
+        show_rows(heads, rows, console)
         return
     print_text(f"{heads[0]}s:", console)
     for name, path, *rest in rows:

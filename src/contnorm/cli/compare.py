@@ -34,10 +34,8 @@ from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparab
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.accuracy_matrix import score as score_of_matrix
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.bench.record_sets import reasons_by_run
-from contnorm.bench.records import DivergedRun, Record, Store, group_by_run, spread_over_seeds
-from contnorm.bench.runs import Runs
-from contnorm.bench.selection import has_operator, parse_selection, value_of
+from contnorm.bench.records import Record, Runs, Store, group_by_run, spread_over_seeds
+from contnorm.bench.selection import has_operator, parse_selection, setting_keys, value_of
 from contnorm.bench.sequential import FIRST_SEED, decide_differences
 from contnorm.bench.spread import spread_ratio
 from contnorm.bench.stats import (
@@ -50,13 +48,13 @@ from contnorm.bench.stats import (
 )
 from contnorm.cli.common import RunsFolder, Where, console, is_explicit
 from contnorm.cli.examples import Example, examples
-from contnorm.cli.run_selection import load_selection, naming_unfinished
+from contnorm.cli.show import load_selection
 from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError, unknown
 from contnorm.paper.format import spread
 from contnorm.paper.record_remarks import digits_remarks
-from contnorm.report.run_tables import LABEL_SCORE_TITLES, SCORE_TITLES, divergence_lines, unknown_names
-from contnorm.report.summaries import GROUPS_SHOWN
+from contnorm.paper.scores import score_title as column_title
+from contnorm.report.runs import GROUPS_SHOWN, LABEL_SCORES_SHOWN, SCORES_SHOWN, divergence_lines, unknown_names
 
 __all__ = ["SelectedRun", "TwoRuns", "compare", "different_samples", "select_run", "show_comparison", "split_sides"]
 
@@ -98,7 +96,7 @@ class SelectedRun:
     """Records of one run, and the keys by which it was selected; None if it was named by a path or a hash."""
 
     records: list[Record]
-    diverged: Sequence[DivergedRun]
+    diverged: Sequence[Record]
     problems: Sequence[str]
     keys: set[str] | None
 
@@ -124,8 +122,8 @@ def compare(
     unknown_here = unknown_names([*a.records, *b.records])
     for problem in dict.fromkeys([*a.problems, *b.problems, *unknown_here]):
         print_error(problem)
-    reasons = reasons_by_run([*a.diverged, *b.diverged])
-    notes = [*_unselected(a, b), *divergence_lines([*a.records, *b.records], reasons)]
+    every = Runs([*a.records, *b.records], [*a.diverged, *b.diverged])
+    notes = [*_unselected(a, b), *divergence_lines(every)]
     show_comparison(a.records, b.records, console, notes, score)
 
 
@@ -152,11 +150,12 @@ def select_run(text: str, store: Store, where: Sequence[str]) -> SelectedRun:
         UserError: If there is none, or if there are several; the message names what they differ in.
     """
     if has_operator(text) and not Path(text).exists():
-        runs, known = load_selection(store, None, [*where, text])
-        keys = {condition.key for condition in parse_selection(text, known)}
+        runs, _ = load_selection(store, None, [*where, text])
+        keys = {condition.key for condition in parse_selection(text, setting_keys(runs.records))}
+        if not runs.records:
+            raise UserError(f"all runs with {' '.join([*where, text])} diverged, so they have no scores.")
     else:
-        with naming_unfinished(store.root):
-            runs, keys = Runs.of(store.find_one(text)).where(*where), None
+        runs, keys = load_selection(store, [text], where)[0], None
         if not runs.records:
             raise UserError(f"{text}: no finished run of it has {' '.join(where)}.")
     configs = [group[0].config for group in group_by_run(runs.records).values()]
@@ -272,7 +271,7 @@ def _verdict_score(a: Record, b: Record, score: str | None) -> tuple[str, Callab
     name = known[0] if score is None else score
     if name not in known:
         raise unknown("score", name, known)
-    title = {**SCORE_TITLES, **LABEL_SCORE_TITLES}.get(name, name)
+    title = column_title(name)
     shared = [] if a.multi_label else _shared_moments(a, b)
     if not shared:
         return title, partial(Record.score, name=name)
@@ -395,16 +394,16 @@ def _scores(a: Record, b: Record) -> dict[str, Callable[[Record], float]]:
     if not a.multi_label:
         shared = _shared_moments(a, b)
         if not shared:  # such as running against exact moments: the listed differences say so
-            return {title: partial(Record.score, name=name) for name, title in SCORE_TITLES.items()}
+            return {column_title(name): partial(Record.score, name=name) for name in SCORES_SHOWN}
         return {
             title if moments == "running" else f"{title}, exact moments": partial(_score_of, moments=moments, name=name)
             for moments in ("running", "oracle")
             if moments in shared
-            for name, title in SCORE_TITLES.items()
+            for name, title in ((name, column_title(name)) for name in SCORES_SHOWN)
         }
     return {
         title if labels == "overall" else f"{title}, {labels}": partial(Record.score, name=name, group=labels)
-        for name, title in LABEL_SCORE_TITLES.items()
+        for name, title in ((name, column_title(name)) for name in LABEL_SCORES_SHOWN)
         for labels in GROUPS_SHOWN
     }
 

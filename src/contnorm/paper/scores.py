@@ -22,7 +22,7 @@ DRIFT = (
 OTHERS = ("extra_time", "acc_so_far", "parameters")
 
 TITLES = {
-    "acc": "ACC", "la": "LA", "fm": "FM", "extra_time": "time over BN, %", "acc_so_far": "ACC so far",
+    "acc": "ACC", "la": "LA", "fm": "FM", "aia": "AIA", "extra_time": "time over BN, %", "acc_so_far": "ACC so far",
     "c_f1": "C-F1", "o_f1": "O-F1", "map": "mAP", "fm_c_f1": "FM C-F1", "fm_o_f1": "FM O-F1", "fm_map": "FM mAP",
 }  # fmt: skip
 

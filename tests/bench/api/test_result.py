@@ -15,7 +15,7 @@ from scipy import stats
 from contnorm import bench
 from contnorm.bench.comparison import seeds_to_resolve
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.records import make_record
 from contnorm.errors import UserError
 from tests.datasets import small_long_tail
 
@@ -91,7 +91,7 @@ def test_compare_rejects_what_can_not_be_compared(stream: bench.Stream, result: 
 
 
 def _record(seed: int, correct: int = 7, **settings: dict[str, Any]) -> bench.Record:
-    return bench.Record(from_dict(settings), seed, AccuracyMatrix([[9, None], [6, correct]], [10, 10]), {}, {})
+    return make_record(from_dict(settings), seed, {"matrix": {"correct": [[9, None], [6, correct]], "total": [10, 10]}})
 
 
 @pytest.mark.parametrize(
