@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CONSTRAINTS := $(if $(TORCH),$(VENV).constraints.txt,constraints.txt)
 
-INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray joblib submitit mammoth tensorboard wandb mlflow
+INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray mammoth tensorboard wandb mlflow
 
 .PHONY: demo test test-only test-integrations test-dist lint docs reference tutorials dist release-check figures clean
 

@@ -1,4 +1,4 @@
-"""`contnorm show` and `contnorm compare`: scores at any width, chosen runs and columns, files, and comparisons."""
+"""`contnorm show`: scores at any width, chosen runs and columns, and files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
-from scipy import stats
 
-from contnorm.bench import compare, load_runs
+from contnorm.bench import load_runs
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.cli.compare import effect, interval, show_comparison
 from contnorm.cli.show import show_matrices, show_scores
 from contnorm.report.runs import unknown_names
 
@@ -58,130 +56,12 @@ def evaluated_twice(where: Path, norm: str, running: int, exact: int) -> list[Re
     return list(Store(where).find(config.hash))
 
 
-def test_compare_matches_evaluations(tmp_path: Path) -> None:
-    output = printed(show_comparison, evaluated_twice(tmp_path, "bn", 40, 50), evaluated_twice(tmp_path, "cn", 45, 52))
-    rows = {re.split("  +", line)[0]: re.split("  +", line)[1:4] for line in output.splitlines()}
-    assert rows["ACC"] == ["40.00", "45.00", "+5.00"]
-    assert rows["ACC, exact moments"] == ["50.00", "52.00", "+2.00"]
-
-
-def test_compare_uses_the_moments_of_the_memory(tmp_path: Path) -> None:
-    """They are what a run with this setting is evaluated with in practice, unlike exact moments."""
-    matrix = {"correct": [[50]], "total": [100]}
-    memory = from_dict({"evaluate": {"moments": "memory"}})
-    Store(tmp_path).save(memory, 0, {"matrix": matrix, "matrix_running": {**matrix, "correct": [[40]]}})
-    running = from_dict({"norm": {"name": "cn"}})
-    Store(tmp_path).save(running, 0, {"matrix": {**matrix, "correct": [[53]]}})
-    output = printed(show_comparison, *(list(Store(tmp_path).find(one.hash)) for one in (memory, running)))
-    rows = {re.split("  +", line)[0]: re.split("  +", line)[1:4] for line in output.splitlines()}
-    assert rows["ACC"] == ["50.00", "53.00", "+3.00"]
-    assert "evaluate.moments: memory -> running" in output
-
-
-def test_compare_starts_with_differing_settings(tmp_path: Path) -> None:
-    a, b = records(tmp_path, seeds=3), records(tmp_path, seeds=2, gain=2, train={"lr": 0.1})
-    output = printed(show_comparison, a, b)
-    assert "\n  train.lr: 0.03 -> 0.1\n" in output and "warning" not in output
-    assert f"A  {a[0].config.hash}  split-mnist single bn\nB  {b[0].config.hash}" in output
-    # Gains of 2 and 4 points: mean 3, standard deviation sqrt(2), half-width 12.706.
-    row = next(line for line in output.splitlines() if line.startswith("ACC"))
-    assert re.split("  +", row)[-4:] == ["+3.00 +- 1.41", "-9.71 to +15.71", "+2.00 to +4.00", "+2.12"]
-    assert "2 seeds, paired" in output
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_compare_truncates_no_number(tmp_path: Path, width: int) -> None:
-    a, b = records(tmp_path, seeds=3), records(tmp_path, seeds=2, gain=2, train={"lr": 0.1})
-    output = printed(show_comparison, a, b, width=width)
-    assert "\u2026" not in output and "effect" in output
-    acc = " ".join(output.split("ACC\n")[1].split("FM\n")[0].split())
-    assert acc.startswith("A 50.50 +- 0.71 B 53.50 +- 2.12 B - A +3.00 +- 1.41 95 % interval -9.71 to +15.71")
-    assert acc.endswith("bootstrap +2.00 to +4.00 effect +2.12")
-
-
-def test_compare_without_shared_seeds_is_unpaired(tmp_path: Path) -> None:
-    """Seeds 0, 1, 2 beside 3, 4 have nothing to do with each other: Welch's interval, as scipy has it."""
-    a = records(tmp_path / "a", seeds=3)
-    b = records(tmp_path / "b", seeds=5, gain=2, train={"lr": 0.1})[3:]
-    output = printed(show_comparison, a, b)
-    assert "A and B share no seed (0, 1, 2; 3, 4)" in output and "warning" not in output
-    assert "Unpaired: 3 seeds of A, 2 of B" in output
-    first, second = ([record.score("acc") for record in some] for some in (a, b))
-    assert (first, second) == ([50.0, 51.0, 52.0], [61.0, 64.0])
-    theirs = stats.ttest_ind(second, first, equal_var=False).confidence_interval(0.95)
-    row = next(line for line in output.splitlines() if line.startswith("ACC"))
-    cells = re.split("  +", row)
-    assert cells[3:5] == ["+11.50", f"{theirs.low:+.2f} to {theirs.high:+.2f}"]
-    # Deviations of 1 and 1.5 * sqrt(2) with 2 and 1 degrees of freedom: together sqrt((2 * 1 + 4.5) / 3).
-    assert cells[6] == f"{11.5 / (6.5 / 3) ** 0.5:+.2f}"
-    assert "one seed" in printed(show_comparison, a, b[:1])
-
-
-def test_compare_uses_shared_seeds(tmp_path: Path) -> None:
-    a = records(tmp_path / "a", seeds=3)
-    b = records(tmp_path / "b", seeds=5, gain=2, train={"lr": 0.1})[1:]
-    output = printed(show_comparison, a, b)
-    assert "2 seeds, paired" in output, "seeds 1 and 2"
-    row = next(line for line in output.splitlines() if line.startswith("ACC"))
-    assert re.split("  +", row)[3] == "+5.00 +- 1.41", "4 and 6 points more"
-
-
-def test_compare_one_seed_and_identical_runs(tmp_path: Path) -> None:
-    a = records(tmp_path, seeds=1)
-    output = printed(show_comparison, a, a)
-    assert "no differing settings" in output and "1 seed, paired" in output.splitlines()[-3]
-    assert output.splitlines()[-1] == "No difference: B and A have the same ACC in 1 paired seed."
-    assert "one seed" in output
-
-
-@pytest.mark.parametrize(
-    ("other", "why"),
-    [
-        ({"stream": "split-fashion-mnist"}, "stream.name"),
-        ({"files": "others"}, "mnist has different content"),
-        ({"of_stream": {"class_order": "seed", "tasks": 3}}, "stream.class_order, stream.tasks"),
-    ],
-)
-def test_compare_warns_of_different_samples(tmp_path: Path, other: dict[str, Any], why: str) -> None:
-    a, b = records(tmp_path / "a"), records(tmp_path / "b", **other)
-    output = printed(show_comparison, a, b)
-    assert f"warning: A and B did not use the same samples ({why})" in output
-    assert "Unpaired: 2 seeds of A, 2 of B" in output and "Welch's" in output
-
-
-def test_compare_does_not_warn_of_equal_samples(tmp_path: Path) -> None:
-    a = records(tmp_path)
-    b = records(tmp_path / "b", of_stream={"scenario": "class", "augment": True})
-    old = records(tmp_path / "c", files=None, train={"lr": 0.1})  # a record that does not know its files
-    assert "warning" not in printed(show_comparison, a, b) + printed(show_comparison, a, old)
-
-
-def test_compare_pairs_fingerprints_of_different_versions(tmp_path: Path) -> None:
-    a, b = records(tmp_path / "a", files="00ff"), records(tmp_path / "b", files="2:00ff", train={"lr": 0.1})
-    output = " ".join(printed(show_comparison, a, b).split())
-    assert "may have used different data" in output and "cannot be compared" in output and "2 seeds, paired" in output
-
-
 def test_scores_warn_of_different_data(tmp_path: Path) -> None:
     a, b = records(tmp_path / "a", files="2:00ff"), records(tmp_path / "b", files="2:11ff", train={"lr": 0.1})
     old = records(tmp_path / "c", files="00ff", train={"lr": 0.2})
     assert "mnist: the runs used different data" in printed(show_scores, [*a, *b])
     assert "mnist: the runs may have used different data" in printed(show_scores, [*a, *old])
     assert "different data" not in printed(show_scores, a)
-
-
-def test_no_scores_without_records() -> None:
-    nothing = [float("nan")] * 2
-    assert interval(nothing) == effect(nothing) == effect([1.0, 1.0]) == interval([1.0, 1.0]) == "-"
-
-
-def test_compare_prints_the_numbers_of_bench_compare(tmp_path: Path) -> None:
-    a, b = records(tmp_path, seeds=3), records(tmp_path, seeds=3, gain=2, train={"lr": 0.1})
-    row = next(line for line in printed(show_comparison, a, b).splitlines() if line.startswith("ACC"))
-    expected = compare(b, a, "acc")
-    difference, *rest = re.split("  +", row)[-4:]
-    assert difference.startswith(f"{expected.mean:+.2f} ")
-    assert rest == [str(expected.interval), str(expected.bootstrap), f"{expected.effect:+.2f}"]
 
 
 def test_settings_that_vary_have_a_column_and_shared_ones_a_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.docs.pages import PAGES, ROOT, blocks, page_name
 # They train several networks, compile layers, or write a report.
 SLOW_GUIDES = ("python-api", "sweeps", "bring-your-own-norm", "run-the-bench", "run-the-paper")
 # What the blocks of a page need, if its name is not that of the page; those of mammoth need no checkout of it.
-FRAMEWORKS = {"hub": "huggingface_hub", "joblib-and-slurm": "joblib", "mammoth": "contnorm", "README": "contnorm"}
+FRAMEWORKS = {"hub": "huggingface_hub", "mammoth": "contnorm", "README": "contnorm"}
 SLOW_PAGES = ("README.md", *(f"docs/howto/{guide}.md" for guide in SLOW_GUIDES))
 
 

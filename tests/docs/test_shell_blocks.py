@@ -20,7 +20,7 @@ from tests.docs.shell import Shell, call_program
 NEEDS = {
     "gpu": r"cuda",
     "data": r"--coco|--nus|mammoth|cocoseq",
-    "cluster": r"\bray\b|srun|kubectl|submitit",
+    "cluster": r"\bray\b|srun|kubectl",
     "network": r"--fetch|torchvision:|git clone",
     "time": r"contnorm (?:paper|tune|report)|\bpython ",  # more than a minute on two cores
 }

@@ -40,8 +40,6 @@ FRAMEWORKS: dict[str, tuple[str, str | None]] = {
     "mammoth": ("mammoth", None),
     "optuna": ("Optuna", "optuna"),
     "ray": ("Ray", "ray"),
-    "joblib": ("joblib", "joblib"),
-    "submitit": ("submitit", "submitit"),
     "tensorboard": ("TensorBoard", "tensorboard"),
     "wandb": ("Weights & Biases", "wandb"),
     "mlflow": ("MLflow", "mlflow-skinny"),

@@ -30,7 +30,7 @@ class Environment:
     tests: str = ""
 
 
-LOGGERS, LAUNCHERS = "tests/bench/loggers", "tests/bench/launchers"
+LOGGERS = "tests/bench/loggers"
 ENVIRONMENTS = {
     "timm": Environment("timm"),
     "lightning": Environment("lightning"),
@@ -39,8 +39,6 @@ ENVIRONMENTS = {
     "avalanche": Environment("avalanche"),
     "optuna": Environment("optuna"),
     "ray": Environment("ray"),
-    "joblib": Environment("joblib", ("pyyaml",), LAUNCHERS),
-    "submitit": Environment("submitit", ("pyyaml",), LAUNCHERS),
     "mammoth": Environment("timm", ("kornia", "onedrivedownloader", "pandas", "requests", "six", "tqdm")),
     "tensorboard": Environment("bench,tensorboard", tests=LOGGERS),
     "wandb": Environment("bench,wandb", tests=LOGGERS),

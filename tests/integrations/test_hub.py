@@ -15,7 +15,7 @@ from torch import nn
 
 import contnorm as cn
 from contnorm.registry import NORMS, norm_names
-from tests.test_model_norms import Network, X, assert_same, trained
+from tests.convert.test_spec import Network, X, assert_same, trained
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 from contnorm.integrations.hub import NormHubMixin  # noqa: E402

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 import contnorm as cn
-from contnorm.layers.activation import ActivationNorm
-from contnorm.norm_entry import norm_class
-from contnorm.registry import NORMS
+from contnorm.norms.activation import ActivationNorm
+from contnorm.registry import NORMS, norm_class
 
 timm = pytest.importorskip("timm", reason="timm is not installed", exc_type=ImportError)
 integration = pytest.importorskip("contnorm.integrations.timm", reason="timm is not installed", exc_type=ImportError)
@@ -233,11 +232,6 @@ def test_models_with_each_norm(norm: str, device: torch.device) -> None:
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "bn" in name)
 
 
-def test_pruned_model_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"adapt_model_from_string .*convert_norm"):
-        create_model("ecaresnet50d_pruned", norm_layer="cn")
-
-
 def test_network_without_norms_is_refused() -> None:
     model = create_model("test_nfnet", num_classes=3)
     with pytest.raises(ValueError, match="nothing to convert in NormFreeNet"):
@@ -246,7 +240,7 @@ def test_network_without_norms_is_refused() -> None:
 
 def test_network_of_tokens_is_refused_at_its_first_input() -> None:
     model = create_model("test_vit", num_classes=3, norm_layer="cn", img_size=32)
-    with pytest.raises(ValueError, match=r"ContinualNorm2d: expected an input of shape \(N, C, H, W\)"):
+    with pytest.raises(ValueError, match="expected 4-d input"):
         model(images())
 
 
@@ -479,43 +473,3 @@ def test_convert_splitbn_model(norm: str, architecture: str, device: torch.devic
     with pytest.raises(TypeError, match=r"convert_splitbn_model .* more than a batch norm"):
         layers.convert_splitbn_model(model)
     assert type(model.first) is nn.BatchNorm2d
-
-
-TOOLS = ("freeze_batch_norm_2d", "convert_sync_batchnorm", "convert_splitbn_model")
-
-
-@pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize("architecture", MODELS)
-def test_tools_refuse_the_layers_without_registration(architecture: str, tool: str, device: torch.device) -> None:
-    for norm in ("cn", "brn"):
-        model = trained(norm, device, architecture)
-        integration.unregister()
-        with pytest.raises(TypeError, match=f"{tool} would treat"):
-            getattr(layers, tool)(model)
-        integration.register()
-
-
-@pytest.mark.parametrize("registered", [True, False])
-@pytest.mark.parametrize("tool", TOOLS)
-def test_batch_norm_that_a_conversion_gave_an_activation(tool: str, registered: bool, device: torch.device) -> None:
-    """Such a layer applies its activation in a hook, which a new layer does not have."""
-    model = cn.convert_norm(trained("cn", device), "bn")
-    x = images(device)
-    expected = model.eval()(x)
-    if not registered:
-        integration.unregister()
-    if registered and tool != "convert_splitbn_model":
-        torch.testing.assert_close(getattr(layers, tool)(model).eval()(x), expected)
-        return
-    with pytest.raises(TypeError, match=f"{tool} would .*activation" if registered else f"{tool} would treat"):
-        getattr(layers, tool)(model)
-    with pytest.raises(TypeError, match="convert_sync_batchnorm would treat BatchNorm2d"):
-        nn.SyncBatchNorm.convert_sync_batchnorm(model)
-
-
-@slow
-def test_reparameterization_refuses_the_layers(device: torch.device) -> None:
-    for architecture in ("mobileone_s1", "repvgg_a0", "levit_128s", "repvit_m1", "fastvit_t8"):
-        model = cn.convert_norm(create_model(architecture, num_classes=3), "cn", num_groups="auto")
-        with pytest.raises(TypeError, match=r"fuse.* would treat ContinualNorm"):
-            timm_model_tools.reparameterize_model(model.eval())

@@ -13,7 +13,6 @@ from rich.console import Console
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.escape import escape_csv, escape_html, escape_terminal
 from contnorm.bench.records import Runs, make_record
-from contnorm.cli.compare import show_comparison
 from contnorm.cli.show import show_matrices, show_scores
 from contnorm.diagnosis.result import Diagnosis
 from contnorm.report.report import collect_report
@@ -44,7 +43,6 @@ def test_terminal_shows_no_control_characters(runs: Runs, width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
     show_scores(runs.records, console)
     show_matrices(runs.records, console)
-    show_comparison(list(runs.records[:2]), list(runs.records[2:]), console)
     text = printed(console)
     assert not CONTROLS & set(text) and "<img" in text and "\\x1b[2J" in text.replace("\n", "").replace(" ", "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_best_settings_and_differences_are_those_of_numpy_and_scipy(grid: Path) 
         assert f"| {values.mean():.2f} +- {values.std(ddof=1):.2f} |" in row
         assert row.endswith("| 3 | 2 | test tasks |")
     low, high = stats.ttest_rel(cn, bn).confidence_interval(0.95)
-    row = f"| cn8 (lr=0.01) minus bn (lr=0.1) | {(cn - bn).mean():+.2f} | {low:+.2f} to {high:+.2f} | 3 | higher: cn8 |"
+    row = f"| cn8 (lr=0.01) minus bn (lr=0.1) | {(cn - bn).mean():+.2f} | {low:+.2f} to {high:+.2f} | 3 | undecided |"
     assert row in lines
 
 
@@ -88,7 +89,8 @@ def test_opening_of_committed_records_is_that_of_their_counts() -> None:
         assert best.setting.column("acc") == pytest.approx(by_rate[rate])
         values[norm] = by_rate[rate]
     [(a, b, differences)] = [one for one in experiment.differences if {one[0].norm, one[1].norm} == {"cn32", "bn"}]
-    assert (a.norm, b.norm) == ("cn32", "bn") and differences == pytest.approx(np.subtract(values["cn"], values["bn"]))
+    assert (a.norm, b.norm) == ("cn32", "bn") and differences is not None
+    assert list(differences.differences.values()) == pytest.approx(np.subtract(values["cn"], values["bn"]).tolist())
 
 
 def test_one_run_has_its_score_and_no_difference(tmp_path: Path) -> None:
@@ -112,7 +114,7 @@ def test_one_norm_has_the_curves_of_its_settings(tmp_path: Path) -> None:
 def test_one_seed_has_a_difference_without_an_interval(tmp_path: Path) -> None:
     save(tmp_path, config_of("bn", 0.03), [80])
     save(tmp_path, config_of("cn8", 0.03), [82])
-    assert "| cn8 minus bn | +2.00 | - | 1 | one seed: no interval |" in opening(tmp_path)
+    assert "| cn8 minus bn | +2.00 | - | 1 | undecided |" in opening(tmp_path)
     collect_report(tmp_path, FEW).html()
 
 
@@ -124,17 +126,17 @@ def test_norms_without_a_shared_seed_are_not_compared(tmp_path: Path) -> None:
     collect_report(tmp_path, FEW).html()
 
 
-def test_equal_scores_are_called_identical(tmp_path: Path) -> None:
+def test_equal_scores_are_undecided(tmp_path: Path) -> None:
     for norm in ("bn", "cn8"):
         save(tmp_path, config_of(norm, 0.03), [80, 81])
-    assert "| +0.00 | - | 2 | identical scores |" in opening(tmp_path)
+    assert re.search(r"\| \+0\.00 \|[^|]*\| 2 \| undecided \|", opening(tmp_path))
 
 
 def test_equal_differences_are_undecided(tmp_path: Path) -> None:
     """Their standard deviation of zero is no estimate."""
     save(tmp_path, config_of("bn", 0.03), [80, 81])
     save(tmp_path, config_of("cn8", 0.03), [82, 83])
-    assert "| cn8 minus bn | +2.00 | - | 2 | undecided: equal differences |" in opening(tmp_path)
+    assert re.search(r"\| cn8 minus bn \| \+2\.00 \|[^|]*\| 2 \| undecided \|", opening(tmp_path))
 
 
 def test_setting_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
@@ -309,5 +311,5 @@ def test_experiments_beyond_a_limit_are_folded_without_figures(tmp_path: Path, m
         save(tmp_path, config_of("bn", 0.03, strategy={"name": strategy}), [80])
     monkeypatch.setattr(norms, "MOST_DRAWN", 1)
     html = collect_report(tmp_path, FEW).html()
-    assert html.count("<svg") == 1 and html.index("<svg") < html.index("<details")
+    assert html.count("<svg") == 1 and html.index("<svg") < html.rindex("<details")
     assert "<summary>split-mnist, single: best setting of each norm</summary>" in html

@@ -57,7 +57,7 @@ def test_page_has_scores_claims_and_published_numbers(html: str, report: Report)
     text = " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
     for group in report.runs.by_run().values():
         assert spread([record.score("acc") for record in group]).replace("+-", "±") in text
-    assert "CN is over BN in ACC" in text and "67.48 ± 0.81" in text and "contnorm paper table2" in text
+    assert "CN has the best ACC of all norms" in text and "67.48 ± 0.81" in text and "contnorm paper table2" in text
 
 
 def test_details_repeat_the_run(report: Report) -> None:
@@ -77,7 +77,7 @@ def test_runs_are_sorted_and_diverged_ones_are_noted(tmp_path: Path) -> None:
     Store(tmp_path).save_diverged(config, 9, "seed 9: the loss is nan.")
     (table,) = score_tables(load_runs(tmp_path))
     scores = [float(row[table.heads.index("ACC")].split()[0]) for row in table.rows]
-    assert scores == sorted(scores, reverse=True) and {"lr", "AIA"} <= set(table.heads)
+    assert scores == sorted(scores, reverse=True) and {"lr", "mean over the stream"} <= set(table.heads)
     text = markdown(collect_report(tmp_path, ["table10"]).documents[-1])
     assert f"{config.hash}: 1 of 3 seeds diverged" in text
 

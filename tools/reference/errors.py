@@ -60,7 +60,6 @@ INTERNAL = {
     "BuildError",
     "CheckSkipped",
     "NoLockstepError",
-    "PickleFormatError",
     "SlotError",
     "UnsupportedStateError",
 }

@@ -4,8 +4,8 @@
 >>> from contnorm import bench
 >>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=100)
 >>> bn, cn = (bench.run(stream, norm=norm, strategy=bench.ER(replay=10), seeds=2, lanes=1) for norm in ("bn", "cn"))
->>> bench.compare(cn, bn).seeds
-(0, 1)
+>>> sorted(bench.compare(cn, bn).differences)
+[0, 1]
 
 Public names are imported on first use, so reading and comparing records does not import torch.
 """
@@ -18,7 +18,7 @@ from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics
-    from contnorm.bench.api.datasets import add_dataset
+    from contnorm.bench.api.datasets import add_dataset, build_dataset, fetch_dataset
     from contnorm.bench.api.decide import decide
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
     from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
@@ -29,18 +29,14 @@ if TYPE_CHECKING:
     from contnorm.bench.api.sweep_result import SweepResult, Trial
     from contnorm.bench.api.task_callback import StopRun
     from contnorm.bench.api.tune import tune
-    from contnorm.bench.comparison import Comparison, compare, compare_spread
-    from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
-    from contnorm.bench.decision import PairedDecision
+    from contnorm.bench.comparison import compare
     from contnorm.bench.engine.events import TaskDone
     from contnorm.bench.launchers.base import Launcher
     from contnorm.bench.launchers.ray_launcher import RayLauncher
-    from contnorm.bench.leftovers import Leftover, Leftovers, clean, discard
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
     from contnorm.bench.plan import Plan, Step
-    from contnorm.bench.power_analysis import PowerRow, PowerTable, power
     from contnorm.bench.records import Record, Runs, load_runs
     from contnorm.bench.registries import (
         Listing,
@@ -50,16 +46,23 @@ if TYPE_CHECKING:
         register_network,
         register_strategy,
     )
-    from contnorm.bench.sequential import Look, Reach
+    from contnorm.bench.sequential import Verdict, decide_family
     from contnorm.bench.signals import StopSignals
-    from contnorm.bench.spread import Ratio, Spread
-    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward, together
+    from contnorm.bench.strategies.base import (
+        Batch,
+        OutputMask,
+        Single,
+        Strategy,
+        TaskData,
+        TaskInfo,
+        forward,
+        together,
+    )
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
     from contnorm.bench.strategies.er_ace import ERACE
     from contnorm.bench.strategies.ewc import EWC
     from contnorm.bench.strategies.lwf import LwF
-    from contnorm.bench.strategies.tasks import TaskData, TaskInfo
     from contnorm.errors import UserCodeError, UserError
 
 __all__ = [
@@ -68,28 +71,18 @@ __all__ = [
     "EWC",
     "BalancedReservoir",
     "Batch",
-    "BuildOptions",
-    "Comparison",
     "DERpp",
     "DivergedError",
     "Launcher",
-    "Leftover",
-    "Leftovers",
     "Listing",
     "LoggedRun",
     "Logger",
-    "Look",
     "LwF",
     "Memory",
     "OutputMask",
-    "PairedDecision",
     "PartitioningReservoir",
     "Plan",
-    "PowerRow",
-    "PowerTable",
-    "Ratio",
     "RayLauncher",
-    "Reach",
     "Record",
     "Reservoir",
     "Result",
@@ -99,7 +92,6 @@ __all__ = [
     "RunOptions",
     "Runs",
     "Single",
-    "Spread",
     "Step",
     "StopRun",
     "StopSignals",
@@ -117,22 +109,20 @@ __all__ = [
     "Trial",
     "UserCodeError",
     "UserError",
+    "Verdict",
     "accuracy_matrix",
     "add_dataset",
     "available",
     "build_dataset",
-    "clean",
     "compare",
-    "compare_spread",
     "decide",
-    "discard",
+    "decide_family",
     "evaluate",
     "fetch_dataset",
     "forward",
     "load_runs",
     "load_stream",
     "metrics",
-    "power",
     "register_dataset",
     "register_memory",
     "register_network",
@@ -146,7 +136,7 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "contnorm.bench.api.datasets": ("add_dataset",),
+    "contnorm.bench.api.datasets": ("add_dataset", "build_dataset", "fetch_dataset"),
     "contnorm.bench.api.decide": ("decide",),
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
     "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
@@ -157,12 +147,9 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.sweep_result": ("SweepResult", "Trial"),
     "contnorm.bench.api.task_callback": ("StopRun",),
     "contnorm.bench.api.tune": ("tune",),
-    "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
-    "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
-    "contnorm.bench.decision": ("PairedDecision",),
+    "contnorm.bench.comparison": ("compare",),
     "contnorm.bench.launchers.base": ("Launcher",),
     "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
-    "contnorm.bench.leftovers": ("Leftover", "Leftovers", "clean", "discard"),
     "contnorm.bench.engine.events": ("TaskDone",),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
     "contnorm.bench.memories": (
@@ -175,7 +162,6 @@ _NAMES_BY_MODULE = {
     ),
     "contnorm.bench.metrics.task_scores": ("TaskScores",),
     "contnorm.bench.plan": ("Plan", "Step"),
-    "contnorm.bench.power_analysis": ("PowerRow", "PowerTable", "power"),
     "contnorm.bench.records": ("Record", "Runs", "load_runs"),
     "contnorm.bench.registries": (
         "Listing",
@@ -185,16 +171,23 @@ _NAMES_BY_MODULE = {
         "register_network",
         "register_strategy",
     ),
-    "contnorm.bench.sequential": ("Look", "Reach"),
+    "contnorm.bench.sequential": ("Verdict", "decide_family"),
     "contnorm.bench.signals": ("StopSignals",),
-    "contnorm.bench.spread": ("Ratio", "Spread"),
-    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward", "together"),
+    "contnorm.bench.strategies.base": (
+        "Batch",
+        "OutputMask",
+        "Single",
+        "Strategy",
+        "TaskData",
+        "TaskInfo",
+        "forward",
+        "together",
+    ),
     "contnorm.bench.strategies.derpp": ("DERpp",),
     "contnorm.bench.strategies.er": ("ER",),
     "contnorm.bench.strategies.er_ace": ("ERACE",),
     "contnorm.bench.strategies.ewc": ("EWC",),
     "contnorm.bench.strategies.lwf": ("LwF",),
-    "contnorm.bench.strategies.tasks": ("TaskData", "TaskInfo"),
     "contnorm.errors": ("UserCodeError", "UserError"),
 }
 __getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",), extra="bench")

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.published import PUBLISHED_STREAMS, published_stream
+from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
 from contnorm.bench.data.registry import SOURCES
 from contnorm.bench.records import FINISHED, Record, is_hash, read_record
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec

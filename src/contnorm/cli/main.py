@@ -34,8 +34,6 @@ COMMANDS = {
     "resume": "Resume all interrupted runs under a folder, bit-exactly.",
     "show": "Show the scores of finished runs, averaged over seeds, or write them to a file.",
     "compare": "Compare two runs: differing settings, score differences paired over shared seeds, and a verdict.",
-    "power": "Show how many seeds a difference between two runs needs, from the spread of recorded seeds.",
-    "clean": "Show the leftovers of unfinished runs, with size and age, then ask whether to remove them.",
     "diagnose": "Measure the cross-task normalization effect: forgetting caused by the running moments alone.",
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",
     "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",

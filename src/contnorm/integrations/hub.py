@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from torch import nn
 
+from contnorm.convert.spec import apply_norm_spec, norm_spec
 from contnorm.integrations.extras import missing_extra
-from contnorm.model_norms import apply_norm_spec, norm_spec
 
 try:
     from huggingface_hub import PyTorchModelHubMixin

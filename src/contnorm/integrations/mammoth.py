@@ -20,13 +20,11 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-import torch
 from torch import nn
 
 from contnorm.convert.conversion import convert_norm
 from contnorm.moments.freeze import frozen_stats
-from contnorm.norm_entry import needs_tags
-from contnorm.registry import NORMS, resolve_norm
+from contnorm.registry import DIMS, NORMS, norm_class, resolve_norm
 
 __all__ = ["MammothNotFoundError", "bn_track_stats", "main", "register_backbones"]
 
@@ -38,7 +36,6 @@ Run a script of mammoth with the backbones <backbone>-<norm>, such as resnet18-c
 
 ARGUMENTS are those of the script; "main.py --help" lists them, with the names of the backbones.
 """
-EXAMPLE_SIZE = 32  # pixels; the size of the images that all these networks take
 
 
 class MammothNotFoundError(ImportError):
@@ -174,7 +171,7 @@ def _usable_norms() -> list[str]:
 def _obstacle(norm: str) -> str | None:
     """Return why a norm can't be used in mammoth; None if it can."""
     entry = NORMS[norm]
-    if needs_tags(entry):
+    if getattr(norm_class(entry, min(entry.layers or DIMS)), "needs_tags", False):
         return "it needs tags of the samples of a batch, which mammoth's training loop does not give"
     if entry.absorbs_activation:
         return "it contains the activation, and mammoth's networks call activations as functions"
@@ -182,7 +179,7 @@ def _obstacle(norm: str) -> str | None:
 
 
 def _checked_norm(norm: str) -> str:
-    name = resolve_norm(norm, {}, "register_backbones")[0].name
+    name = resolve_norm(norm, {})[0].name
     obstacle = _obstacle(name)
     if obstacle is not None:
         raise ValueError(f"register_backbones: norm {norm!r}: {obstacle}. Use one of {', '.join(_usable_norms())}.")
@@ -214,8 +211,6 @@ def _converting(build: Callable[..., nn.Module], norm: str, name: str) -> Callab
     def build_converted(*args: Any, num_groups: int | str = "auto", **kwargs: Any) -> nn.Module:
         model = build(*args, **kwargs)
         options: dict[str, Any] = {"num_groups": num_groups} if entry.grouped else {}
-        if entry.standardizes_weights:
-            options["example_input"] = torch.zeros(1, 3, EXAMPLE_SIZE, EXAMPLE_SIZE)
         return convert_norm(model, norm, **options)
 
     target = build.__init__ if inspect.isclass(build) else build

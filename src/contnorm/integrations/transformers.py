@@ -23,15 +23,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from contnorm.convert.spec_format import check_spec
+from contnorm.convert.spec import apply_norm_spec, norm_spec
 from contnorm.integrations.extras import missing_extra
 from contnorm.integrations.generators import generators_restored
 from contnorm.integrations.moment_data import Batches, all_processes, check_batches, select_batches
-from contnorm.layers.renorm import BatchRenormBase
-from contnorm.model_norms import apply_norm_spec, norm_spec
 from contnorm.moments.batches import Call, call_on_batch
-from contnorm.moments.buffers import Frozen
+from contnorm.moments.layers import Frozen
 from contnorm.moments.reestimate import reestimate
+from contnorm.norms.renorm import BatchRenormBase
 
 try:
     from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -212,21 +211,16 @@ def _fitted_spec(model: PreTrainedModel, spec: Mapping[str, Any]) -> Mapping[str
     """
     if type(model).__name__ in (model.config.architectures or [type(model).__name__]):
         return spec  # everything must fit
-    spec = check_spec(spec)
     names, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
 
     def renamed(path: str) -> str | None:
         return next((name for name in (path, path.removeprefix(prefix), prefix + path) if name in names), None)
 
-    def fitted(value: Any) -> Any:
-        return [name for path in value if (name := renamed(path)) is not None] if isinstance(value, list) else value
-
     result = norm_spec(model)
-    for table in ("norms", "activations", "convolutions"):
+    for table in ("norms", "convolutions"):
         for path, entry in spec[table].items():
             if (name := renamed(path)) is not None:
-                paths = {key: fitted(entry[key]) for key in ("also_at", "absorbed", "standardized") if key in entry}
-                result[table][name] = {**entry, **paths}
+                result[table][name] = entry
     return result
 
 

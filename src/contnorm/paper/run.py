@@ -21,7 +21,7 @@ from contnorm.bench.data.registry import SOURCES, data_root, location_of
 from contnorm.bench.engine.job import RunEnvironment
 from contnorm.bench.launchers.local import list_devices
 from contnorm.bench.records import Store
-from contnorm.bench.sequential import FIRST_SEED, MARGIN, MAX_SEEDS, STAGES, check_rule
+from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.errors import UserError, unknown
@@ -336,13 +336,13 @@ def _warn_of_precision(missing: int, total: int, numerics: Numerics, usual: Nume
 
 
 def _recorded_stages(table: _Table) -> tuple[list[TableVariant], list[str]]:
-    """The variant of recorded fresh seeds, if any cell has those of the first stage; and errors of their records."""
+    """The variant of recorded fresh seeds, if any cell has those of the first look; and errors of their records."""
     plan = _staged_plan(table.recipe, table.options)
     if table.options.modified or not plan.cells:
         return [], []
-    staged = _staged_runs(table, plan, limited=False)
+    staged = _staged_runs(table, plan)
     records = staged.records
-    if len(records.seeds) < STAGES[0]:
+    if len(records.seeds) < LOOKS[0]:
         return [], []
     return [_staged_variant(plan, staged, records)], records.problems
 
@@ -361,7 +361,7 @@ def _run_stages(table: _Table, console: Console | None) -> TableResult:
             f"--until-decided: no claim of {plan.recipe.name} compares the selected cells with each other. Select both "
             f"sides of a claim, such as --only norm=cn --only norm=bn, or leave --only out."
         )
-    staged = _staged_runs(table, plan, limited=True)
+    staged = _staged_runs(table, plan)
     max_seeds = table.options.max_seeds
     every = RecipeRecords(table.store, range(FIRST_SEED + max_seeds))
     configs = {cell: staged.configs[cell] for cell in plan.cells}
@@ -380,10 +380,9 @@ def _staged_variant(plan: _Plan, staged: StagedRuns, records: RecipeRecords) -> 
     return TableVariant(plan.title, plan.recipe, cells, staged.rule, others)
 
 
-def _staged_runs(table: _Table, plan: _Plan, *, limited: bool) -> StagedRuns:
-    """The runs of a plan with fresh seeds; not ``limited`` for all that are recorded."""
-    options = table.options
-    rule = StagedRule.of(plan.recipe, options.margin, options.max_seeds if limited else None)
+def _staged_runs(table: _Table, plan: _Plan) -> StagedRuns:
+    """The runs of a plan with fresh seeds."""
+    rule = StagedRule.of(plan.recipe, table.options.margin, table.options.max_seeds)
     configs = table.configs([*plan.cells, *plan.others])
     exploratory, fresh = (RecipeRecords(table.store, seeds) for seeds in (range(FIRST_SEED), EVERY_FRESH_SEED))
     runs = list(configs.values())

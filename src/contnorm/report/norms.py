@@ -16,14 +16,14 @@ from typing import Any
 
 import pandas as pd
 
-from contnorm.bench.comparison import paired_verdict, seeds_to_resolve
+from contnorm.bench.comparison import compare_scores
 from contnorm.bench.config.defaults import changed, run_names
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import format_settings, format_value
-from contnorm.bench.metrics.accuracy_matrix import acc_so_far, score
+from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, acc_so_far, score
 from contnorm.bench.metrics.multilabel import label_score, mean_ap
 from contnorm.bench.records import Record, Runs
-from contnorm.bench.stats import effect_size, t_interval
+from contnorm.bench.sequential import Verdict, decide_family
 from contnorm.paper.cells import moments_label
 from contnorm.paper.format import spread
 from contnorm.paper.record_remarks import data_part, data_remarks
@@ -33,7 +33,7 @@ from contnorm.report.tables import Document, Table
 
 __all__ = ["Experiment", "Setting", "comparison", "experiments_of"]
 
-SCORES, LABEL_SCORES = ("acc", "fm", "la", "aia"), ("map", "c_f1", "o_f1")  # the first one selects the best setting
+SCORES, LABEL_SCORES = MAIN_SCORES, ("map", "c_f1", "o_f1")  # the first one selects the best setting
 EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.updates", "train.max_steps")
 EXPERIMENT_GROUPS = ("stream.", "memory.", "model.")
 NORM_KEYS = ("norm.name", "norm.groups", "norm.auto_channels", "norm.freeze_after")  # part of a norm's label
@@ -51,8 +51,9 @@ HOW_COMPARED = (
     "or with fewer than half of the seeds of another one of its norm, is chosen only if there is no other."
 )
 HOW_PAIRED = (
-    "Differences are paired over the seeds that both have, with Student's 95 % interval of their mean, not corrected "
-    "for the number of comparisons. A difference is resolved if its interval does not contain zero."
+    "Differences are paired over the seeds that both have. The comparisons of a table are decided together, by the "
+    "seeds from 100 on, with looks at 16, 24, 32, ... and 128 seeds; their intervals allow for both. With fewer seeds "
+    "there is no verdict, and the interval is an ordinary 95 % interval."
 )
 EXACT_MOMENTS = "An asterisk marks evaluation with exact moments instead of running ones."
 
@@ -165,14 +166,22 @@ class Experiment:
         return ", ".join([f"norm={setting.norm}", *self.values(setting)])
 
     @cached_property
-    def differences(self) -> list[tuple[Setting, Setting, list[float]]]:
-        """Paired differences between norms: all pairs of few norms, otherwise the first norm minus each other one."""
-        pairs = combinations(self.chosen, 2) if len(self.chosen) <= MOST_FOR_ALL_PAIRS else None
-        name = self.score_names[0]
-        return [
-            (a, b, (a.frame[name] - b.frame[name]).dropna().tolist())
-            for a, b in pairs or ((self.chosen[0], other) for other in self.chosen[1:])
-        ]
+    def differences(self) -> list[tuple[Setting, Setting, Verdict | None]]:
+        """Differences between norms, decided as one family: all pairs of few norms, otherwise the first minus each.
+
+        The verdict is None for norms without a shared seed.
+        """
+        chosen, name = self.chosen, self.score_names[0]
+        few = len(chosen) <= MOST_FOR_ALL_PAIRS
+        pairs = list(combinations(chosen, 2) if few else ((chosen[0], other) for other in chosen[1:]))
+        alone = {}
+        for number, (a, b) in enumerate(pairs):
+            scores = [{seed: float(row[name]) for seed, row in one.rows.items()} for one in (a, b)]
+            if scores[0].keys() & scores[1].keys():
+                lost = a.diverged | b.diverged
+                alone[number] = compare_scores(*scores, name, (a.norm, b.norm), diverged=lost)
+        family = decide_family(alone)
+        return [(a, b, family.get(number)) for number, (a, b) in enumerate(pairs)]
 
     @property
     def rates(self) -> list[float]:
@@ -365,10 +374,9 @@ def headline(experiment: Experiment) -> str:
     what = f"{'Highest ' if several else ''}{experiment.title_of_score}{' without exact moments' if exact else ''}"
     seeds = f"{len(scores)} seed{'' if len(scores) == 1 else 's'}"
     sentence = f"{what}: {spread(scores)} with {experiment.name(first)} ({seeds})."
-    for a, b, differences in experiment.differences[:1]:
+    for a, b, verdict in experiment.differences[:1]:
         none = f"{a.norm} and {b.norm} have no seed in common, so they are not compared."
-        verdict = paired_verdict(experiment.score_names[0], (a.norm, b.norm), differences) if differences else none
-        sentence += f" {verdict}"
+        sentence += f" {none if verdict is None else verdict.sentence}"
     return sentence
 
 
@@ -388,7 +396,7 @@ def _tables(experiment: Experiment, number: int) -> Iterator[Table]:
     if experiment.differences:
         few = len(experiment.chosen) <= MOST_FOR_ALL_PAIRS
         note = f"{experiment.chosen[0].norm}, the first norm above, minus each other norm."
-        heads = ["difference", "points", "95 % interval", "seeds", "verdict"]
+        heads = ["difference", "points", "interval", "seeds", "verdict"]
         rows = [_difference_row(experiment, *one) for one in experiment.differences]
         yield Table(f"{title}: paired differences", heads, rows, [] if few else [note], folded=folded)
     drawn, total = _drawn(experiment), len(_candidates(experiment))
@@ -417,22 +425,13 @@ def _best_rows(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
     return [*heads, "settings tried", "chosen on"], rows
 
 
-def _difference_row(experiment: Experiment, a: Setting, b: Setting, differences: list[float]) -> list[str]:
+def _difference_row(experiment: Experiment, a: Setting, b: Setting, verdict: Verdict | None) -> list[str]:
     name = _difference_name(experiment, a, b)
-    if not differences:
+    if verdict is None:
         return [name, "-", "-", "0", "no shared seeds"]
-    mean = math.fsum(differences) / len(differences)
-    interval = None if math.isnan(effect_size(differences)) else t_interval(differences)
-    if not any(differences):
-        verdict, interval = "identical scores", None
-    elif interval is None:
-        verdict = "one seed: no interval" if len(differences) == 1 else "undecided: equal differences"
-    elif not interval.holds(0):
-        verdict = f"{'higher' if mean > 0 else 'lower'}: {a.norm}"
-    else:
-        needed = seeds_to_resolve(differences)
-        verdict = "undecided" + (f"; about {needed:,} seeds needed" if needed is not None else "")
-    return [name, f"{mean:+.2f}", "-" if interval is None else str(interval), str(len(differences)), verdict]
+    interval, seeds = verdict.interval or verdict.uncorrected, verdict.seeds or len(verdict.differences)
+    outcome = verdict.outcome if verdict.outcome in ("equivalent", "undecided") else f"{a.norm} is {verdict.outcome}"
+    return [name, f"{verdict.mean:+.2f}", str(interval or "-"), str(seeds), outcome]
 
 
 def _difference_name(experiment: Experiment, a: Setting, b: Setting) -> str:
@@ -534,7 +533,11 @@ def _figures(experiment: Experiment) -> Iterator[Any]:
             points[f"norm={norm}"] = spreads
         what = f"{experiment.title_of_score} (percent)"
         yield partial(score_by_rate, points, f"{title}: {experiment.title_of_score} by learning rate", what)
-    pairs = {_difference_name(experiment, a, b): some for a, b, some in experiment.differences if some}
+    pairs = {
+        _difference_name(experiment, a, b): list(verdict.differences.values())
+        for a, b, verdict in experiment.differences
+        if verdict is not None
+    }
     if pairs:
         unit = f"points of {experiment.title_of_score}"
         yield partial(paired_differences, pairs, f"{title}: paired differences at the best settings", unit)

@@ -23,6 +23,7 @@ from contnorm.bench.records import Record, Runs, load_runs
 from contnorm.bench.sequential import FIRST_SEED
 from contnorm.paper.cells import cells_of, source_of
 from contnorm.paper.claims import FRESH, ClaimCase, ClaimResult, StagedRule, decide_claims
+from contnorm.paper.comparisons import comparisons_of, published_values
 from contnorm.paper.format import (
     case_numbers,
     case_outcome_text,
@@ -63,20 +64,19 @@ CHOSEN = "Each norm with the settings chosen on the validation tasks"
 RATES_TITLE = "Learning rates tried on the validation tasks"
 IGNORED = ("train.precision", "train.deterministic", "evaluate.ahead", "model.weights_hash", "stream.source")
 LINE_HEADS = ("norm", "score", "seeds", "ours", "paper", "difference", "95 % interval", "verdict")
-CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", "pairs", "outcome")
-STAGED_HEADS = ("case", "difference", "staged interval", "effect", "seeds", "outcome")
+CASE_HEADS = ("case", "difference", "interval", "seeds", "outcome")
 GRID_NOTE = (
     "Mean ACC on the validation tasks, which the table leaves out, over seeds; the chosen one in brackets: the "
     "highest, and of several the smallest learning rate. One that lost a seed, because its loss was no longer finite, "
     "does not count, whatever the others have: it would fail in the table too. A dash was not tried."
 )
 HOW = (
-    "Differences are paired over seeds. Staged: decided by fresh seeds, from 100 on, in stages of 8, 16, 32, ... "
-    "seeds; all such verdicts of a table are right with a probability of at least 95 %. A difference is equivalent if "
-    "its interval contains zero and lies within 1 point. Exploratory: decided by Student's 95 % interval of lower "
-    "seeds. A case holds if its interval lies on the claimed side and does not hold if it lies on the other; a claim "
-    "holds if all its cases do, holds in part if the others are equivalent, and does not hold if any case does not. "
-    "The effect is the mean of the differences over their deviation."
+    "Differences are paired over seeds. Staged: decided by fresh seeds, from 100 on, with looks at 16, 24, 32, ... and "
+    "128 seeds; all signs of a table on one stream are right with a probability of at least 95 %. A difference is "
+    "equivalent if its interval contains zero and lies within 1 point. Exploratory: an ordinary 95 % interval of lower "
+    "seeds, which decides nothing. A case holds if its interval lies on the claimed side and does not hold if it lies "
+    "on the other; a claim holds if all its cases do, holds in part if the others are equivalent, and does not hold if "
+    "any case does not. The last column has the paper's own difference of the case, or its deviations."
 )
 
 
@@ -141,7 +141,11 @@ class Section:
 
     @property
     def claims(self) -> list[tuple[Variant, ClaimResult]]:
-        """Each claim once for each choice of settings: decided by fresh seeds if a stage is reached."""
+        """Each claim once: with the settings that each norm chose, if there are any, and by fresh seeds if they decide.
+
+        The same claims with one choice for all norms are in the variant of the table alone.
+        """
+        chosen = any(variant.title == CHOSEN for variant in self.variants)
         staged = {
             (variant.replaces, id(result.claim)): (variant, result)
             for variant in self.variants
@@ -150,10 +154,13 @@ class Section:
         }
         claims = []
         for variant in self.variants:
+            if chosen and variant.title == ONE_FOR_ALL:
+                continue
             for result in variant.decided if variant.replaces is None else ():
                 other = staged.pop((variant.title, id(result.claim)), None)
                 claims.append(other if other is not None and other[1].has_interval else (variant, result))
-        return [*claims, *staged.values()]
+        rest = [one for (title, _), one in staged.items() if not (chosen and title == ONE_FOR_ALL)]
+        return [*claims, *rest]
 
     @property
     def records(self) -> list[Record]:
@@ -395,13 +402,12 @@ def _tables(section: Section, variant: Variant) -> Iterator[Table]:
     if notes:
         yield Table(f"Not run{variant.suffix}", notes=notes, folded=True)
     for decided in variant.decided:
-        heads = STAGED_HEADS if decided.evidence == "staged" else CASE_HEADS
         pairs = {case.what: list(case.paired.differences) for case in decided.cases if case.paired is not None}
         draw = partial(paired_differences, pairs, decided.claim.says, score_title(decided.claim.score))
         yield Table(
             f"{claim_title(decided, complete=variant.whole)}{variant.suffix}",
-            heads,
-            [_case_row(decided, case) for case in decided.cases],
+            CASE_HEADS,
+            [_case_row(case) for case in decided.cases],
             [not_run_text(decided)] if decided.not_run else [],
             figures=[draw] if 0 < len(pairs) <= MOST_CURVES else [],
             folded=True,
@@ -455,20 +461,18 @@ def _curve_figures(part: Part, scores: Sequence[str], title: str) -> list[Any]:
     return [partial(curves_over_tasks, chunk, title, what) for chunk in chunks]
 
 
-def _case_row(decided: ClaimResult, case: ClaimCase) -> list[str]:
-    difference, interval, bootstrap, effect = case_numbers(case)
-    more = [] if decided.evidence == "staged" else [bootstrap]
-    return [case.what, difference, interval, *more, effect, str(case.seeds or "none"), case_outcome_text(case)]
+def _case_row(case: ClaimCase) -> list[str]:
+    return [case.what, *case_numbers(case), str(case.seeds or "none"), case_outcome_text(case)]
 
 
 def claims_document(sections: Sequence[Section]) -> Document:
     """Document of the claims with runs and their outcomes."""
-    heads = ("outcome", "claim", "by", "of", "evidence", "cases that hold", "least favourable case")
+    heads = ("outcome", "claim", "by", "of", "evidence", "cases that hold", "least favourable case", "ours", "paper")
     tables = []
     for ours, title in ((False, ""), (True, "Questions of our own")):
         some = [section for section in sections if section.recipe.ours == ours]
         rows = [
-            _claim_row(decided, variant, table_title(section.recipe).partition(":")[0])
+            _claim_row(section.recipe, decided, variant)
             for section in some
             for variant, decided in section.claims
             if decided.measured
@@ -487,22 +491,33 @@ def _undecided_text(sections: Sequence[Section], what: str) -> str:
     }
     texts = {kind: f"{count[True]} of {count.total()}" for kind, count in counts.items()}
     return (
-        f"{texts['']} {what} are undecided: {texts['staged']} by fresh seeds in stages, {texts['exploratory']} by "
-        "exploratory seeds."
+        f"{texts['']} {what} are undecided: {texts['staged']} by fresh seeds, {texts['exploratory']} by exploratory "
+        "seeds."
     )
 
 
-def _claim_row(decided: ClaimResult, variant: Variant, where: str) -> list[str]:
+def _claim_row(recipe: Recipe, decided: ClaimResult, variant: Variant) -> list[str]:
     case = _least_favourable(decided)
-    difference, interval, _, effect = case_numbers(case)
-    numbers = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs"
+    numbers = ", ".join([*case_numbers(case), f"{case.seeds} seeds"])
     result = numbers if case.interval else no_interval_reason(case)
     result += f"; {case.note}" if case.note else ""
     held = sum(one.outcome == "holds" for one in decided.cases)
-    outcome = claim_outcome(decided, complete=variant.whole)
+    outcome, where = claim_outcome(decided, complete=variant.whole), table_title(recipe).partition(":")[0]
     by = ", ".join(filter(None, [claim_criterion(decided.claim), variant.title.lower()]))
     cases = f"{held} of {len(decided.cases)}"
-    return [outcome, decided.claim.says, by, where, decided.evidence_text, cases, f"{case.what}: {result}"]
+    paper = _published(recipe, decided, case)
+    return [outcome, decided.claim.says, by, where, decided.evidence_text, cases, case.what, result, paper]
+
+
+def _published(recipe: Recipe, decided: ClaimResult, case: ClaimCase) -> str:
+    """Published difference of a case, of a claim that one score is above another; the published value of others."""
+    for one in comparisons_of(decided.claim, cells_of(recipe)):
+        if one.label == case.what and (numbers := published_values(recipe, decided.claim, one)):
+            if decided.claim.kind == "steadier":
+                return " and ".join(f"{number.std:g}" for number in numbers)
+            first, *others = (number.mean or 0.0 for number in numbers)
+            return f"{first - others[0]:+.2f}" if others else f"{first:.2f}"
+    return "-"
 
 
 def _least_favourable(decided: ClaimResult) -> ClaimCase:

@@ -11,7 +11,7 @@ from contnorm.bench.config.defaults import changed, run_names, varying
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
 from contnorm.bench.data.dataset import GROUPS
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, score
+from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, AccuracyMatrix, score
 from contnorm.bench.metrics.multilabel import LabelMatrix, label_score, mean_ap
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import FIRST_SEED
@@ -33,7 +33,7 @@ __all__ = [
     "unknown_names",
 ]
 
-SCORES_SHOWN = ("acc", "fm", "la", "aia")
+SCORES_SHOWN = MAIN_SCORES
 LABEL_SCORES_SHOWN = ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map")
 GROUPS_SHOWN = ("overall", *GROUPS)
 IN_COLUMNS = {
@@ -42,9 +42,10 @@ IN_COLUMNS = {
 }
 FILLED_IN = {"stream.source", "strategy.code", "memory.code", "model.code", "norm.code", "model.weights_hash"}
 SCORES_NOTE = (
-    "Percent, mean +- sample standard deviation over seeds. ACC: accuracy on all tasks at the end. FM: drop from the "
-    "best earlier accuracy on each task to that at the end (the paper's definition, fm). LA: accuracy on each task "
-    "just after it was learned. AIA: mean over the stream of the accuracy on the tasks so far."
+    "Percent, mean +- sample standard deviation over seeds. ACC: accuracy on all tasks at the end. Mean over the "
+    "stream: accuracy on the tasks so far, averaged over the ends of all tasks. FM: drop from the best earlier "
+    "accuracy on each task to that at the end (the paper's definition, fm). LA: accuracy on each task just after it "
+    "was learned."
 )
 LABELS_NOTE = (
     "Percent, mean +- sample standard deviation over seeds, on the test images of all tasks at the end. C-F1: the "

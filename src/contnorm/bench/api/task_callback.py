@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from contnorm.bench.api.run_logs import restored_random_state
+from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.events import Failed, Finished, Started, Stopped, TaskDone
 from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Event
-from contnorm.bench.leftovers import discard
 from contnorm.bench.metrics.task_scores import rows_of
 from contnorm.bench.records import Record
 from contnorm.errors import UserError
@@ -139,9 +139,13 @@ class TaskCallback:
             return
         if isinstance(self.error, StopRun) and self.error.discard and self._environment.runs is not None:
             for job in self._jobs:
-                discarded = discard(self._environment.runs, job.config, seeds=[job.seed], records=job in self._started)
-                for problem in discarded.problems:
-                    logging.getLogger("contnorm").warning(problem)
+                run_dir = RunDir.of(job, self._environment.store)
+                run_dir.clear_if_free()
+                if job in self._started:
+                    weights_path(run_dir.record).unlink(missing_ok=True)
+                    run_dir.record.unlink(missing_ok=True)
+                with suppress(OSError):
+                    run_dir.record.parent.rmdir()
         raise self.error
 
 

@@ -6,13 +6,11 @@ scheduler and the progress bars read the events.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -58,38 +56,12 @@ class _Run:
     saved: int = 0  # steps in the last checkpoint
 
     def save(self, saver: CheckpointWriter, required: bool = False) -> None:
-        """Write a checkpoint, unless user code has state that a checkpoint can't contain."""
+        """Write a checkpoint."""
         if self.checkpoints is None:
             return
-        changes = self.trainer.code_changes()
-        if changes:
-            _warn_of_state(self.trainer, changes)
-            return
         progress = {**self.trainer.progress(), "tally": vars(self.measured)}
-        if self.trainer.fresh_code_state:
-            progress["code_state"] = self.trainer.fresh_code_state
         saver.save(self.checkpoints, self.trainer.state(), progress, required)
         self.saved = self.trainer.done
-
-
-def _warn_of_state(trainer: Trainer, changes: Sequence[str]) -> None:
-    names = [change.partition(" ")[2] for change in changes]
-    late = next((name for name in names if name.startswith("self.") and name.endswith(".named_modules()")), None)
-    if late is not None:
-        reason = (
-            f"checkpoints can't restore {late.removesuffix('.named_modules()')}, a module that setup() does not create"
-        )
-    else:
-        reason = f"has state that changes during training ({', '.join(names[:3])}), which checkpoints do not contain"
-    _warn_once(
-        f"{trainer.user_code.owner_of(changes[0])}: {reason}. If it is stopped, the run resumes from the last "
-        f"checkpoint before the change, or from step 0."
-    )
-
-
-@cache  # one warning for all checkpoints and seeds
-def _warn_once(text: str) -> None:
-    logging.getLogger("contnorm").warning(text)
 
 
 def train_together(

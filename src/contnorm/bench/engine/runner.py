@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from contnorm.bench.engine.job_events import Event, Waiting
 from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.provenance import provenance
-from contnorm.bench.engine.resume import can_resume
 from contnorm.bench.engine.run_dir import RunDir, edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.engine.units import JobGroup, group_jobs
@@ -211,11 +209,9 @@ def _run_recorded(
             if refused is not None:
                 del trainers[trainer]
                 yield Event(job, refused, run_dirs[job].record)
-        restarted = {trainer: job for trainer, job in trainers.items() if _must_restart(trainer, run_dirs[job])}
-        for same_step in ({trainer: job for trainer, job in trainers.items() if trainer not in restarted}, restarted):
-            if same_step:  # trainers that run together must be at the same step
-                with _error_context(same_step, run_dirs):
-                    yield from _train_recorded(same_step, run_dirs, shared.source, environment, store, stop, started)
+        if trainers:
+            with _error_context(trainers, run_dirs):
+                yield from _train_recorded(trainers, run_dirs, shared.source, environment, store, stop, started)
 
 
 def known_divergence(job: Job, store: Store) -> Diverged | None:
@@ -290,19 +286,6 @@ def _acquire(
         return Failed(mismatch)
     run_dir.write_note(job, environment, source.fingerprint)
     return None
-
-
-def _must_restart(trainer: Trainer, run_dir: RunDir) -> bool:
-    """Whether the state of user code differs from the checkpoint's; unusable checkpoints are removed."""
-    checkpoint = run_dir.checkpoints.latest() if trainer.fresh_code_state else None
-    if checkpoint is None or can_resume(trainer, checkpoint):
-        return False
-    logging.getLogger("contnorm").warning(
-        f"{run_dir.folder}: its checkpoint after {checkpoint.progress['done']} steps does not contain the Python "
-        f"state of its strategy or network. The run starts again from step 0."
-    )
-    run_dir.checkpoints.clear()
-    return True
 
 
 def _train_recorded(

@@ -40,8 +40,6 @@ _PACKAGE = "contnorm.bench.launchers"
 LAUNCHERS = {
     "local": LauncherSpec(f"{_PACKAGE}.local:LocalLauncher", "this machine: its GPUs, or a process per CPU core"),
     "ray": LauncherSpec(f"{_PACKAGE}.ray_launcher:RayLauncher", "the nodes of a Ray cluster, with retries"),
-    "joblib": LauncherSpec(f"{_PACKAGE}.joblib_launcher:JoblibLauncher", "processes of joblib, or its other engines"),
-    "submitit": LauncherSpec(f"{_PACKAGE}.submitit_launcher:SubmititLauncher", "jobs of a Slurm cluster"),
 }
 
 

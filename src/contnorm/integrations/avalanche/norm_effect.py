@@ -34,7 +34,7 @@ class NormEffect(PluginMetric[float]):
     - ``NormEffect_Exp/eval_phase/test_stream/Task000/Exp000``: effect on each evaluated experience;
     - ``NormEffect_Stream/eval_phase/test_stream/Task000``: effect over all samples of the evaluated stream.
 
-    Nothing is logged before the first training. The training data is read once, or once for each depth of norm layers
+    Nothing is logged before the first training. The training data is read once, or once for each norm layer
     if it does not fit into memory; limit it with ``samples`` if that takes too long.
 
     Args:

@@ -9,13 +9,12 @@ from weakref import WeakSet
 from avalanche.core import SupervisedPlugin
 from torch import nn
 
-from contnorm.convert.conversion import convert_norm
+from contnorm.convert.conversion import Filter, convert_norm
 from contnorm.convert.detect import detect_norm
-from contnorm.convert.selection import Filter
 from contnorm.integrations.avalanche.strategy_data import batches_of, check_layers, forward_on
-from contnorm.moments.reestimate import Reestimated, Weights, keeps_moments, reestimate
-from contnorm.norm_entry import LayerFactory, NormEntry, needs_tags
-from contnorm.registry import resolve_norm
+from contnorm.moments.batches import Weights
+from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate
+from contnorm.registry import DIMS, LayerFactory, NormInfo, norm_class, resolve_norm
 
 __all__ = ["NormPlugin"]
 
@@ -50,7 +49,7 @@ class NormPlugin(SupervisedPlugin):
 
     def __init__(
         self,
-        to: str | LayerFactory | NormEntry | None = "cn",
+        to: str | LayerFactory | NormInfo | None = "cn",
         reestimate_from: Any = None,
         *,
         weights: Weights | None = None,
@@ -157,8 +156,8 @@ def _check_arguments(to: Any, reestimate_from: Any, weights: Any, options: Mappi
         if given:
             raise ValueError(f"NormPlugin: {', '.join(given)}: options of a norm need the norm. Give to=, as 'cn'.")
         return
-    entry = resolve_norm(to, {}, "NormPlugin")[0]
-    if needs_tags(entry):
+    entry = resolve_norm(to, {})[0]
+    if getattr(norm_class(entry, min(entry.layers or DIMS)), "needs_tags", False):
         raise ValueError(
             f"NormPlugin: {entry.name!r} needs tags of the samples of a batch, which Avalanche's training loops do not "
             f"give. Use another norm, or contnorm.convert_norm if your strategy opens contnorm.batch_tags."

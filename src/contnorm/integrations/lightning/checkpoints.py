@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from contnorm.convert.spec import apply_norm_spec, norm_spec
 from contnorm.integrations.lightning.classes import averaging_callbacks
-from contnorm.model_norms import apply_norm_spec, norm_spec
 
 __all__ = ["SPEC_KEY", "SavesNorms"]
 

@@ -18,10 +18,10 @@ from contnorm.integrations.lightning.batches import (
 )
 from contnorm.integrations.lightning.classes import Callback, averages_weights, averaging_callbacks, is_callback
 from contnorm.integrations.moment_data import Batches, all_processes, check_batches, select_batches
-from contnorm.moments.batches import Call
-from contnorm.moments.buffers import Frozen
+from contnorm.moments.batches import Call, Weights
 from contnorm.moments.freeze import freeze_stats
-from contnorm.moments.reestimate import Reestimated, Weights, reestimate
+from contnorm.moments.layers import Frozen
+from contnorm.moments.reestimate import Reestimated, reestimate
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

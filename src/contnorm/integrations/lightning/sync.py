@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from contnorm.convert.selection import Filter
+from contnorm.convert.conversion import Filter
+from contnorm.convert.spec import norm_spec
 from contnorm.convert.sync import convert_sync, revert_sync
 from contnorm.integrations.lightning.classes import LayerSync
-from contnorm.model_norms import norm_spec
 
 __all__ = ["SyncNorms"]
 

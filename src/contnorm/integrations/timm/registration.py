@@ -14,10 +14,9 @@ from torch import nn
 
 from contnorm.integrations.timm.layers import ACT_CLASS_OF, ACT_CLASSES
 from contnorm.integrations.timm.tools import replace_functions, swap_functions
-from contnorm.layers.activation import ActivationNorm
-from contnorm.layers.group import LayerNorm2d
-from contnorm.norm_entry import DIMS, norm_class
-from contnorm.registry import NORMS
+from contnorm.norms.activation import ActivationNorm
+from contnorm.norms.group import LayerNorm2d
+from contnorm.registry import DIMS, NORMS, norm_class
 
 __all__ = ["register", "registered_names", "unregister"]
 
@@ -168,8 +167,7 @@ _ABSORBS = "it contains an activation, and this architecture applies one after e
 def _refusal(name: str, reason: str) -> Callable[..., NoReturn]:
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ValueError(
-            f"norm_layer={name!r}: {reason}. Build the model with its own norm, then use "
-            f"contnorm.convert_norm(model, {name!r}, example_input=...)."
+            f"norm_layer={name!r}: {reason}. Build the model with its own norm, then use contnorm.convert_norm."
         )
 
     return refuse
