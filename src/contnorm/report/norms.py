@@ -176,10 +176,10 @@ class Experiment:
         pairs = list(combinations(chosen, 2) if few else ((chosen[0], other) for other in chosen[1:]))
         alone = {}
         for number, (a, b) in enumerate(pairs):
-            scores = [{seed: float(row[name]) for seed, row in one.rows.items()} for one in (a, b)]
-            if scores[0].keys() & scores[1].keys():
+            if a.rows.keys() & b.rows.keys():
+                first, second = ({seed: float(row[name]) for seed, row in one.rows.items()} for one in (a, b))
                 lost = a.diverged | b.diverged
-                alone[number] = compare_scores(*scores, name, (a.norm, b.norm), diverged=lost)
+                alone[number] = compare_scores(first, second, name, (a.norm, b.norm), diverged=lost)
         family = decide_family(alone)
         return [(a, b, family.get(number)) for number, (a, b) in enumerate(pairs)]
 
