@@ -106,7 +106,7 @@ def diagnose_run(
 
 def _seeds_to_measure(run: str, seed: int | None, store: Store) -> list[Located]:
     """Records of a run that have weights, or the one of a seed."""
-    records = store.find(run)
+    records = store.find_run(run).records
     wanted = records if seed is None else [_of_seed(records, run, seed)]
     located = [(record, _path(run, record, store)) for record in wanted]
     if any(record.counted.tasks != wanted[0].counted.tasks for record in wanted):
@@ -245,7 +245,7 @@ def _pairs(run: str, other: str, seed: int | None, store: Store) -> list[tuple[L
 
 def _with_weights(run: str, seed: int | None, store: Store) -> dict[int, Located]:
     """Records of a run that have weights, by seed; only of one seed if it is not None."""
-    records = store.find(run)
+    records = store.find_run(run).records
     wanted = records if seed is None else [_of_seed(records, run, seed)]
     located = [(record, _path(run, record, store)) for record in wanted]
     by_seed = {record.seed: (record, path) for record, path in located if weights_path(path).is_file()}
@@ -267,7 +267,7 @@ def _pair_summary(
     return pair_sentence(results, first, second, interval=lambda differences: summarize_differences(differences).t)
 
 
-def _of_seed(records: list[Record], run: str, seed: int | None) -> Record:
+def _of_seed(records: Sequence[Record], run: str, seed: int | None) -> Record:
     for record in records:
         if seed is None or record.seed == seed:
             return record

@@ -169,8 +169,7 @@ class RunLogs:
                 self.loggers = [other for other in self.loggers if other is not logger]
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 logging.getLogger("contnorm").warning(
-                    f"{type(logger).__name__}: failed and gets no further events ({reason}). The runs continue; "
-                    f"log their records afterwards with `contnorm export`."
+                    f"{type(logger).__name__}: failed and gets no further events ({reason}). The runs continue."
                 )
 
 

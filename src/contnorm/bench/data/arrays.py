@@ -194,7 +194,7 @@ def choose_test_samples(labels: Sequence[Any] | NDArray[Any], share: float) -> N
 
     Example:
         >>> choose_test_samples(["cat"] * 10 + ["dog"] * 2, 0.3).nonzero()[0].tolist()
-        [1, 3, 7, 11]
+        [1, 3, 4, 11]
     """
     if not 0 < share < 1:
         raise UserError(f"test_share={share}: use a number between 0 and 1.")

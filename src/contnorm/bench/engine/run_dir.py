@@ -20,7 +20,6 @@ from contnorm.bench.engine.precision import cn_kernel, cpu_instructions
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.models.pretrained import weights_change
 from contnorm.bench.models.user_norms import norm_code
-from contnorm.bench.record_checks import check_whole
 from contnorm.bench.records import LARGEST_SEED, SCHEMA, Store
 from contnorm.bench.unfinished import CHECKPOINTS, ENDING, LOCK, NOTE
 from contnorm.bench.user_code import code_hash, is_file_code, is_user_code, untrusted_code
@@ -222,6 +221,12 @@ def _relative(folder: Path) -> Path:
     return resolved.relative_to(current) if resolved.parent.parent.is_relative_to(current) else resolved
 
 
+def _whole_number(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} must be a whole number from {least} to {most}")
+    return value
+
+
 def _stopped_run(run_dir: RunDir) -> list[StoppedRun]:
     """Return the run in a folder, or nothing if the folder has neither a note nor checkpoints."""
     if not run_dir.note.is_file():
@@ -233,12 +238,12 @@ def _stopped_run(run_dir: RunDir) -> list[StoppedRun]:
         return []
     raw = _read(run_dir.note)
     try:
-        seed = check_whole(raw["seed"], "seed", most=LARGEST_SEED)
+        seed = _whole_number(raw["seed"], 0, LARGEST_SEED)
         job = Job(from_dict(raw["config"], str(run_dir.note)), seed)
         device = str(raw.get("device", "cpu"))
         if device not in ("cpu", "cuda"):
             raise ValueError(f"device={device!r} must be cpu or cuda")
-        threads = check_whole(raw.get("threads", 1), "threads", least=1, most=MOST_THREADS)
+        threads = _whole_number(raw.get("threads", 1), 1, MOST_THREADS)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _invalid_note(run_dir.note, error) from error
     runs = run_dir.folder.parent.parent

@@ -25,10 +25,8 @@ from contnorm.bench.engine.run_dir import RunDir, edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.engine.units import JobGroup, group_jobs
 from contnorm.bench.hardware_queues import request_hardware_queues
-from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
-from contnorm.bench.rng import seed_for
 from contnorm.bench.signals import raise_on_stop
 from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.strategies.registry import STRATEGIES
@@ -64,11 +62,8 @@ class JobRunner:
     def _run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         environment = self.environment
         noted: set[RunConfig] = set()
-        networks = {(job.config.model, job.seed) for job in jobs}
-        # They are kept in memory only if some are used again.
-        draws = _draws(jobs[: environment.lanes], environment.device) if len(networks) < len(jobs) else None
         for group in group_jobs(jobs, environment):
-            shared = replace(self._load(group.jobs[0].source, group.jobs), draws=draws)
+            shared = self._load(group.jobs[0].source, group.jobs)
             if environment.runs is not None:
                 new = {job.config for job in group.jobs} - noted
                 noted |= new  # once only, or a failed run would get a note again
@@ -163,7 +158,6 @@ class _Shared:
     source: Source
     pictures: DeviceImages
     plans: PlanCache
-    draws: WeightDraws | None = None
 
 
 def _run_in_memory(
@@ -233,24 +227,18 @@ def _build_trainers(
     trainers: dict[Trainer, Job] = {}
     failures: dict[Job, Failed] = {}
     source, device, pictures, plans = shared.source, environment.device, shared.pictures, shared.plans
-    draws = _draws(jobs, device) if shared.draws is None and device.type != "cpu" else shared.draws
     for job in jobs:
         if reason := edited(job.config):
             failures[job] = Failed(reason)
             continue
         with raise_on_stop():
             trainer = Trainer(
-                job.config, job.seed, source, device, pictures, plans, draws=draws,
+                job.config, job.seed, source, device, pictures, plans,
                 memory_moments=environment.memory_moments,
             )  # fmt: skip
         cleanup.callback(trainer.feed.close)
         trainers[trainer] = job
     return trainers, failures
-
-
-def _draws(jobs: Sequence[Job], device: torch.device) -> WeightDraws:
-    """Return draws of initial weights; on a GPU, those of the jobs are made in the background."""
-    return WeightDraws() if device.type == "cpu" else WeightDraws(seed_for(job.seed, "init") for job in jobs)
 
 
 def write_notes(

@@ -1,7 +1,7 @@
 """Loggers: the metrics of runs in TensorBoard, Weights & Biases, MLflow or CSV files. No module here imports torch.
 
 A logger gets the settings of a run, its losses, the scores after each task and the final scores. Records do not depend
-on loggers: `contnorm.bench.export` makes the same logs of records afterwards, except for the losses.
+on loggers.
 """
 
 from contnorm.bench.loggers.base import LoggedRun, Logger

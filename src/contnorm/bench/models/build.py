@@ -26,9 +26,9 @@ from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
-from contnorm.checks import GroupsError, nearest_groups
+from contnorm.checks import nearest_groups
 from contnorm.convert.conversion import convert_norm
-from contnorm.errors import UserCodeError, UserError, unknown
+from contnorm.errors import GroupsError, UserCodeError, UserError, unknown
 from contnorm.norms.weight_standardization import standardize_convolutions
 from contnorm.registry import find_norm, numbered_name
 
