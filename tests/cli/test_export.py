@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.bench.loggers.csv_logger import CSVLogger
+from contnorm.bench.loggers import CSVLogger
 from tests.committed_records import copy_run
 from tests.datasets import small_mnist
 

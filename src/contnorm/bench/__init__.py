@@ -45,10 +45,7 @@ if TYPE_CHECKING:
     from contnorm.bench.registries import (
         Listing,
         available,
-        register_dataset,
-        register_memory,
-        register_network,
-        register_strategy,
+        register,
     )
     from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
     from contnorm.bench.sequential import Look, Reach
@@ -142,10 +139,7 @@ __all__ = [
     "load_stream",
     "metrics",
     "power",
-    "register_dataset",
-    "register_memory",
-    "register_network",
-    "register_strategy",
+    "register",
     "resume",
     "run",
     "run_all",
@@ -189,10 +183,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.registries": (
         "Listing",
         "available",
-        "register_dataset",
-        "register_memory",
-        "register_network",
-        "register_strategy",
+        "register",
     ),
     "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
     "contnorm.bench.sequential": ("Look", "Reach"),

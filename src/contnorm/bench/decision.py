@@ -154,17 +154,16 @@ def decide_records(
     )
 
 
-def check_different(a: RunConfig, b: RunConfig, *objects: Mapping[str, Any]) -> None:
+def check_different(a: RunConfig, b: RunConfig) -> None:
     """Reject two experiments that are the same one.
 
     Args:
         a, b: Their settings.
-        objects: Their Python objects. Two objects without a tag may have the same name, so the same hash.
 
     Raises:
-        UserError: If the settings are equal and there are no objects that may differ.
+        UserError: If the settings are equal.
     """
-    if a.hash == b.hash and not any(objects):
+    if a.hash == b.hash:
         raise UserError(f"a and b are the same experiment ({a.hash}). Decide between experiments that differ.")
 
 

@@ -16,13 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from contnorm.atomic_files import write_atomically
-from contnorm.bench.loggers import LOGGERS, LoggedRun, Logger, create_logger, default_log_folder
-from contnorm.bench.loggers.metric_names import score_metrics, system_metrics, task_metrics
+from contnorm.bench.loggers import (
+    LOGGERS,
+    LoggedRun,
+    Logger,
+    create_logger,
+    default_log_folder,
+    score_metrics,
+    system_metrics,
+    task_metrics,
+)
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.metrics.multilabel import LabelMatrix
 from contnorm.bench.metrics.task_scores import rows_of
 from contnorm.bench.optional_libraries import import_library
-from contnorm.bench.record import seal_of
 from contnorm.bench.records import DivergedRun, Record
 from contnorm.bench.runs import Runs, load_runs
 from contnorm.bench.selection import RunLike, no_match
@@ -240,7 +247,7 @@ def _replay(runs: Runs, logger: Logger, to: str) -> None:
             _replay_record(record, logger)
         for run in runs.diverged:
             if run.config is not None:
-                logged = LoggedRun.of(run.config, run.seed, _provenance(run), record=_seal(run))
+                logged = LoggedRun.of(run.config, run.seed, _provenance(run))
                 logger.start(logged)
                 logger.end(logged, run.status, run.reason)
     except UserError:
@@ -253,7 +260,7 @@ def _replay(runs: Runs, logger: Logger, to: str) -> None:
 
 
 def _replay_record(record: Record, logger: Logger) -> None:
-    run = LoggedRun.of(record.config, record.seed, _provenance(record), record=_seal(record))
+    run = LoggedRun.of(record.config, record.seed, _provenance(record))
     logger.start(run)
     ends = record.task_ends
     for end, scores in zip(ends, rows_of(record.counted), strict=True):
@@ -268,7 +275,3 @@ def _replay_record(record: Record, logger: Logger) -> None:
 
 def _provenance(item: Record | DivergedRun) -> Mapping[str, Any]:
     return {key: item.raw[key] for key in _PROVENANCE if key in item.raw}
-
-
-def _seal(item: Record | DivergedRun) -> str:
-    return str(item.raw.get("seal") or seal_of(item.raw))

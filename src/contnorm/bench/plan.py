@@ -20,8 +20,8 @@ from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
 from contnorm.bench.data.registry import Source
 from contnorm.bench.memories import MEMORIES, NOT_STORED, Memory, StreamInfo, build
 from contnorm.bench.memories.base import draw_slots, draw_slots_batched
-from contnorm.bench.memories.build import CheckedMemory, global_generators
-from contnorm.bench.rng import generator, seed_for
+from contnorm.bench.memories.build import memory_errors
+from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 
@@ -29,7 +29,6 @@ __all__ = ["ExtraDraw", "Plan", "PlanCache", "Step", "add_extra_draw", "build_me
 
 Indices = NDArray[np.int64]
 AT_ONCE = 1000  # steps whose replay samples are drawn in one call
-REPEATED = 100  # steps for which a user's memory is simulated a second time
 MOST_STEPS = 10_000_000  # a step takes about a kilobyte of memory
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
@@ -105,7 +104,7 @@ def build_memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memor
     return build.build_memory(config, info, generator(seed, "memory"))
 
 
-def offered_labels(memory: Memory | CheckedMemory, stream: TaskSequence, items: Indices) -> Indices:
+def offered_labels(memory: Memory, stream: TaskSequence, items: Indices) -> Indices:
     """Return the labels of items in the format of the memory: class indices, or multi-hot rows."""
     labels: Indices = stream.train.label[items].astype(np.int64)
     if memory.multi_hot and not stream.multi_label:
@@ -124,7 +123,7 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
     """
     if config.memory.kind in MEMORIES:
         return _make_plan(config, stream, seed, draws)
-    with global_generators(seed_for(seed, "memory")):
+    with memory_errors(config.memory.kind):
         return _make_plan(config, stream, seed, draws)
 
 
@@ -132,7 +131,7 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
     if draws:
         _check_rings(config, stream)
     try:
-        memory = _memory(config.memory, stream, seed)
+        memory = build_memory(config.memory, stream, seed)
         content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     except MemoryError as error:
         raise UserError(
@@ -142,8 +141,6 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
     if draws:
         _check_labels(memory, config, stream)
         _check_replay_can_be_full(config, stream, memory.capacity)
-        if isinstance(memory, CheckedMemory):
-            _check_repeatable(config, stream, seed, draws)
     rng = generator(seed, "replay")
     views = None if stream.padding is None else _Views(generator(seed, "augment"), stream.padding)
     steps: list[Step] = []
@@ -161,35 +158,12 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
             stream_views = None if views is None else next(drawn)
             replay_views = None if views is None else tuple(islice(drawn, draws))
             steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
-    if draws and isinstance(memory, CheckedMemory):
-        memory.check_replay()
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
 
 
 def _sizes(batches: Sequence[tuple[Indices, int, bool]], slots: Sequence[Sequence[Indices]]) -> list[int]:
     """Return the number of samples of each batch of the stream, followed by those of its replay draws."""
     return [len(part) for (items, _, _), of_step in zip(batches, slots, strict=True) for part in (items, *of_step)]
-
-
-def _memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memory | CheckedMemory:
-    memory = build_memory(config, stream, seed)
-    return memory if config.kind in MEMORIES else CheckedMemory(memory, config.kind)
-
-
-def _check_repeatable(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> None:
-    """Reject a user's memory that chooses other slots for the same seed, since its runs could not be resumed."""
-    batches = list(islice(_batches(config.train, stream, seed), min(config.train.max_steps or REPEATED, REPEATED)))
-    slots = []
-    for _ in range(2):
-        with global_generators(seed_for(seed, "memory")):
-            memory = _memory(config.memory, stream, seed)
-            readable, writes = _offer_batches(memory, config, stream, batches, draws)
-            slots.append([part.tolist() for part in (*readable, *writes)])
-    if slots[0] != slots[1]:
-        raise UserError(
-            f"memory {config.memory.kind!r}: chooses other slots when it is built again with the same seed, so its "
-            f"runs could not be resumed. Keep its state in self, and draw from self.generator."
-        )
 
 
 def _check_step_count(config: TrainConfig, stream: TaskSequence) -> None:
@@ -203,7 +177,7 @@ def _check_step_count(config: TrainConfig, stream: TaskSequence) -> None:
 
 
 def _offer_batches(
-    memory: Memory | CheckedMemory,
+    memory: Memory,
     config: RunConfig,
     stream: TaskSequence,
     batches: Sequence[tuple[Indices, int, bool]],
@@ -325,7 +299,7 @@ def _check_rings(config: RunConfig, stream: TaskSequence) -> None:
         )
 
 
-def _check_labels(memory: Memory | CheckedMemory, config: RunConfig, stream: TaskSequence) -> None:
+def _check_labels(memory: Memory, config: RunConfig, stream: TaskSequence) -> None:
     """Reject memories of classes for multi-label streams."""
     if not stream.multi_label or memory.supports_multi_label:
         return

@@ -215,7 +215,7 @@ class _Looks:
     def check(self) -> None:
         """Reject experiments that can't be compared, before anything is run."""
         check_streams(*self._configs)
-        check_different(*self._configs, *(side.experiment.objects for side in self._sides))
+        check_different(*self._configs)
 
     def print_reach(self) -> None:
         """Say whether the margin can be reached, as soon as two seeds of both are known."""

@@ -16,10 +16,8 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from contnorm.bench.code_hashes import definition_hash
-from contnorm.bench.config.own_settings import resolve_options
-from contnorm.bench.config.schema import NormConfig, Options, Scalar, unknown_key
-from contnorm.bench.user_code import code_hash, is_user_code, load_user_code, python_object, user_code_error
+from contnorm.bench.components import code_hash, definition_hash, is_user_code, load_component, user_code_error
+from contnorm.bench.config.schema import NormConfig, Options, Scalar, resolve_options, unknown_key
 from contnorm.errors import UserError
 from contnorm.norm_entry import (
     DIMS,
@@ -31,7 +29,7 @@ from contnorm.norm_entry import (
     layer_parameters,
     norm_class,
 )
-from contnorm.registry import NORMS, find_norm, register_spec
+from contnorm.registry import NORMS, find_norm
 
 __all__ = [
     "built_in_name",
@@ -56,15 +54,12 @@ def find_run_norm(config: NormConfig) -> tuple[NormEntry, int | None]:
         ValueError: For an unknown name.
     """
     if is_user_code(config.name):
-        return _load_norm(config.name), None
-    known = python_object(config.name)  # a registered norm, in a worker process
-    if known is not None and isinstance(known.value, NormEntry) and config.name not in NORMS:
-        register_spec(known.value)
+        return _load_norm(config.name, config.code), None
     return find_norm(config.name, "norm.name")
 
 
-def _load_norm(name: str) -> NormEntry:
-    value: Any = load_user_code(name, "norm")
+def _load_norm(name: str, code: str | None) -> NormEntry:
+    value: Any = load_component("norm", name, code)
     if isinstance(value, NormEntry):
         return value
     try:
@@ -96,7 +91,7 @@ def built_in_name(layer: object) -> str | None:
     return None
 
 
-def norm_code(name: str) -> str | None:
+def norm_code(name: str, code: str | None = None) -> str | None:
     """Return the hash of the code of a user's norm; None for norms of this package, or if no file defines it.
 
     Example:
@@ -104,10 +99,7 @@ def norm_code(name: str) -> str | None:
         True
     """
     if is_user_code(name):
-        return code_hash(name)
-    known = python_object(name)
-    if known is not None:
-        return known.code
+        return code_hash("norm", name, code)
     spec = NORMS.get(name)
     if spec is None or not spec.layers:
         return None
