@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 from contnorm.errors import UserCodeError, UserError, usable
-from contnorm.norm_entry import NormEntry
-from contnorm.plugins import Origin, load_plugins, track_registry
-from contnorm.registry import NORMS, register_spec
+from contnorm.plugins import Origin, load_plugins
+from contnorm.registry import NORMS, NormInfo, register_spec
 
 if TYPE_CHECKING:
     from contnorm.bench.config.schema import RunConfig
@@ -101,7 +100,6 @@ class Component:
 
 _registered: dict[tuple[str, str], Component] = {}  # by kind and name
 _passed: WeakValueDictionary[tuple[str, str, str | None], Component] = WeakValueDictionary()  # and hash of the code
-track_registry(_registered)
 
 
 def add_component(component: Component) -> None:
@@ -111,7 +109,7 @@ def add_component(component: Component) -> None:
     """
     if component.name.startswith(PYTHON) or is_file_code(component.name):
         _passed[component.kind, component.name, component.code] = component
-    elif isinstance(component.target, NormEntry):
+    elif isinstance(component.target, NormInfo):
         if component.name not in NORMS:
             register_spec(component.target)
     else:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
+from contnorm.bench.data.multilabel import list_csv
 from contnorm.bench.data.multilabel_build import build
-from contnorm.bench.data.multilabel_listings import list_csv
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.evaluate import count_labels
 from contnorm.bench.engine.events import Failed, Finished

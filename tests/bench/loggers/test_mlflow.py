@@ -39,7 +39,6 @@ def series(client: MlflowClient, run: Run, name: str) -> list[tuple[int, float]]
     return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
 
 
-@pytest.mark.feature("mlflow", "metrics of a run")
 def test_metrics_are_those_of_the_run(stream: bench.Stream, tmp_path: Path, client: MlflowClient) -> None:
     memo = Memo()
     result = bench.run(stream, norm="cn4", runs=tmp_path / "runs", log=["mlflow", memo], log_every=5)
@@ -55,7 +54,6 @@ def test_metrics_are_those_of_the_run(stream: bench.Stream, tmp_path: Path, clie
     assert run.info.status == "FINISHED" and run.info.run_name == memo.runs[0].name
 
 
-@pytest.mark.feature("mlflow", "a resumed run is one run")
 def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path, client: MlflowClient) -> None:
     memo = Memo()
     bench.run(stream, log=memo, log_every=1)

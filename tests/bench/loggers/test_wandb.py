@@ -66,7 +66,6 @@ def logged(folder: Path) -> tuple[set[str], dict[str, list[tuple[int, float]]], 
     return ids, metrics, config
 
 
-@pytest.mark.feature("wandb", "metrics of a run")
 def test_history_is_that_of_the_run(stream: bench.Stream, tmp_path: Path) -> None:
     memo = Memo()
     result = bench.run(stream, norm="cn4", runs=tmp_path / "runs", log=["wandb", memo], log_every=5)
@@ -80,7 +79,6 @@ def test_history_is_that_of_the_run(stream: bench.Stream, tmp_path: Path) -> Non
     assert config["train.batch"] == 10 and config["norm.groups"] == 4 and config["hash"] == result.hash
 
 
-@pytest.mark.feature("wandb", "a resumed run is one run")
 def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path) -> None:
     memo = Memo()
     bench.run(stream, log=memo, log_every=1)

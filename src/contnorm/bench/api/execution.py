@@ -20,9 +20,9 @@ from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
 from contnorm.bench.api.task_callback import OnTaskDone, TaskCallback
 from contnorm.bench.components import own_code
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.added import find_added
 from contnorm.bench.data.progress import cores, load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
+from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.run_dir import RunDir, StoppedRun, stopped_runs
@@ -310,7 +310,7 @@ class _StopMessages:
 
 def _prepare(name: str, environment: RunEnvironment, progress: RunProgress) -> None:
     """Decode a data set with a progress bar, if it was not decoded before."""
-    is_in_memory = "@" in name and find_added(name, environment.data_root) is None  # or made by a plugin
+    is_in_memory = "@" in name and find_stored(name, environment.data_root) is None  # or made by a plugin
     if name not in environment.sources and not is_in_memory:
         load_with_progress(
             name,

@@ -271,7 +271,6 @@ def run_experiments(
     if runs is not None and (not isinstance(runs, str | os.PathLike) or not os.fspath(runs)):
         raise UserError(f"runs={runs!r}: use a folder, or None to keep the results in memory.")
     folder = None if runs is None else Path(runs).expanduser()
-    stream.check_unchanged()
     seed_list = list_seeds(seeds)
     log_options = LogOptions.of(log, log_every, log_dir)
     if isinstance(experiments, str | Mapping) or not isinstance(experiments, Iterable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from contnorm.bench.data.multilabel_store import find_stored, read_manifest
+from contnorm.bench.data.store import find_stored, read_manifest
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.records import Store

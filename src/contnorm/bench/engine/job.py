@@ -11,8 +11,8 @@ import torch
 
 from contnorm.bench.components import find_component
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.added import find_added
 from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.store import find_stored
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
 
@@ -67,9 +67,9 @@ class RunEnvironment:
     def load(self, name: str) -> Source:
         """Load a data set by name."""
         source = self.sources.get(name)
-        if source is None and "@" in name and find_added(name, self.data_root) is None:
+        if source is None and "@" in name and find_stored(name, self.data_root) is None:
             source = self._load_registered(name)
-        if source is None and "@" in name and find_added(name, self.data_root) is None:
+        if source is None and "@" in name and find_stored(name, self.data_root) is None:
             raise UserError(
                 f"data set {name!r}: is not under {self.data_root}. Add it again with `contnorm data add`, set "
                 f"--data-root, or run the Python program that passed it."
