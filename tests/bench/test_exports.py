@@ -214,7 +214,7 @@ def test_record_without_steps_is_replayed_by_task(tmp_path: Path) -> None:
 
 def test_failing_library_is_reported_in_one_line(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(bench.Logger):
-        def start(self, run: bench.LoggedRun) -> None:
+        def start(self, run: Any) -> None:
             raise ConnectionError("no\nnetwork")
 
     monkeypatch.setattr("contnorm.bench.exports.create_logger", lambda name, folder: Refusing())
