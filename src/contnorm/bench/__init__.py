@@ -169,7 +169,11 @@ def __getattr__(name: str) -> Any:
         return import_module("contnorm.bench.metrics")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"contnorm.bench.{_MODULE_OF[name]}"), name)
+    try:
+        value = globals()[name] = getattr(import_module(f"contnorm.bench.{_MODULE_OF[name]}"), name)
+    except ModuleNotFoundError as error:
+        message = f'contnorm.bench.{name} needs {error.name}. Install it with: pip install "contnorm[bench]"'
+        raise ImportError(message, name=error.name) from error
     return value
 
 
