@@ -21,21 +21,20 @@ if TYPE_CHECKING:
     from contnorm.bench.api.datasets import add_dataset
     from contnorm.bench.api.decide import decide
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
-    from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
+    from contnorm.bench.api.execution import ResumeError, RunInterrupted, StopRun, resume
     from contnorm.bench.api.result import Result
     from contnorm.bench.api.run import DivergedError, run, run_all
     from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
     from contnorm.bench.api.sweep import SweepInterrupted, sweep
     from contnorm.bench.api.sweep_result import SweepResult, Trial
-    from contnorm.bench.api.task_callback import StopRun
     from contnorm.bench.api.tune import tune
     from contnorm.bench.comparison import Comparison, compare, compare_spread
     from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
     from contnorm.bench.decision import PairedDecision
-    from contnorm.bench.engine.events import TaskDone
+    from contnorm.bench.engine.launch import Launcher
+    from contnorm.bench.engine.ray import RayLauncher
+    from contnorm.bench.engine.run import Event, Run, RunOptions
     from contnorm.bench.exports import ExportedRuns, export
-    from contnorm.bench.launchers.base import Launcher
-    from contnorm.bench.launchers.ray_launcher import RayLauncher
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
@@ -74,6 +73,7 @@ __all__ = [
     "Comparison",
     "DERpp",
     "DivergedError",
+    "Event",
     "ExportedRuns",
     "Launcher",
     "Listing",
@@ -96,6 +96,7 @@ __all__ = [
     "Result",
     "ResumeError",
     "Ring",
+    "Run",
     "RunInterrupted",
     "RunOptions",
     "Runs",
@@ -112,7 +113,6 @@ __all__ = [
     "Task",
     "TaskData",
     "TaskDataset",
-    "TaskDone",
     "TaskInfo",
     "TaskScores",
     "Trial",
@@ -150,20 +150,19 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.datasets": ("add_dataset",),
     "contnorm.bench.api.decide": ("decide",),
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
-    "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
+    "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "StopRun", "resume"),
     "contnorm.bench.api.result": ("Result",),
     "contnorm.bench.api.run": ("DivergedError", "run", "run_all"),
     "contnorm.bench.api.stream": ("Stream", "Task", "TaskDataset", "load_stream"),
     "contnorm.bench.api.sweep": ("SweepInterrupted", "sweep"),
     "contnorm.bench.api.sweep_result": ("SweepResult", "Trial"),
-    "contnorm.bench.api.task_callback": ("StopRun",),
     "contnorm.bench.api.tune": ("tune",),
     "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
     "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
     "contnorm.bench.decision": ("PairedDecision",),
-    "contnorm.bench.launchers.base": ("Launcher",),
-    "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
-    "contnorm.bench.engine.events": ("TaskDone",),
+    "contnorm.bench.engine.launch": ("Launcher",),
+    "contnorm.bench.engine.ray": ("RayLauncher",),
+    "contnorm.bench.engine.run": ("Event", "Run", "RunOptions"),
     "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
     "contnorm.bench.memories": (

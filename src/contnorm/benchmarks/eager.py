@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from contnorm.bench.engine.precision import numerics
+from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.models.resnet import ResNet18
 from contnorm.benchmarks.step import StepCase, step_config
 from contnorm.benchmarks.timing import Percentiles

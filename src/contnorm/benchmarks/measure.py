@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from contnorm.bench.api.execution import find_device
 from contnorm.bench.data.registry import data_root
-from contnorm.bench.engine.runner import current_device
+from contnorm.bench.engine.provenance import current_device
+from contnorm.bench.engine.run import find_device
 from contnorm.benchmarks.convolutions import NetworkShape, extended, measure_convolutions
 from contnorm.benchmarks.eager import measure_eager_steps, measure_host
 from contnorm.benchmarks.layers import measure_layers

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import contnorm
-from contnorm.bench.engine.precision import device_name
+from contnorm.bench.engine.provenance import device_name
 from contnorm.bench.escape import escape_csv
 
 __all__ = [

@@ -8,17 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import format_value
-from contnorm.bench.data.registry import Source, digits_notice, load_source
+from contnorm.bench.data.registry import Source, data_root, digits_notice, load_source
 from contnorm.bench.engine.checkpoint import load_run_weights, load_weights, weights_path
 from contnorm.bench.engine.evaluate import TaskBatches, classes_of
-from contnorm.bench.engine.job import RunEnvironment
-from contnorm.bench.engine.precision import numerics
-from contnorm.bench.engine.run_dir import edited, untrusted_in
+from contnorm.bench.engine.provenance import numerics
+from contnorm.bench.engine.run import RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.records import Record, Store
@@ -157,22 +155,21 @@ def diagnose_weights(
             return _on_its_stream(trainer, None)
 
 
-def _environment(runs: Path, options: RunOptions | None, root: str | Path | None) -> RunEnvironment:
-    options = replace(options or RunOptions(), lanes=1)
-    return run_environment(runs, options, None if root is None else Path(root))
+def _environment(runs: Path, options: RunOptions | None, root: str | Path | None) -> RunOptions:
+    return replace(options or RunOptions(), lanes=1, runs=runs, data_root=data_root(None if root is None else Path(root)))
 
 
-def _warn_of_digits(config: RunConfig, environment: RunEnvironment) -> None:
+def _warn_of_digits(config: RunConfig, environment: RunOptions) -> None:
     """Warn if the data is the small stand-in for the data set that the stream needs."""
     if notice := digits_notice(config.stream.source, config.stream.name, environment.data_root):
         log.warning(notice)
 
 
-def _load(config: RunConfig, environment: RunEnvironment) -> Source:
+def _load(config: RunConfig, environment: RunOptions) -> Source:
     return load_source(str(config.stream.source), environment.data_root, allow_missing=environment.allow_missing)
 
 
-def diagnose_record(record: Record, path: Path, environment: RunEnvironment) -> Diagnosis:
+def diagnose_record(record: Record, path: Path, environment: RunOptions) -> Diagnosis:
     """Diagnose a run.
 
     Moments come from the training data of each task, accuracy from its test data, earlier accuracies from the record.
@@ -183,8 +180,6 @@ def diagnose_record(record: Record, path: Path, environment: RunEnvironment) -> 
         environment: Folder of data, and the device to measure on.
     """
     config = record.config
-    if reason := untrusted_in(config) or edited(config):
-        raise UserError(f"{path}: {reason}")
     source = _load(config, environment)
     _check_data(record, source, path)
     with _trainer(config, record.seed, source, environment) as trainer:
@@ -193,9 +188,9 @@ def diagnose_record(record: Record, path: Path, environment: RunEnvironment) -> 
 
 
 @contextmanager
-def _trainer(config: RunConfig, seed: int, source: Source, environment: RunEnvironment) -> Iterator[Trainer]:
+def _trainer(config: RunConfig, seed: int, source: Source, environment: RunOptions) -> Iterator[Trainer]:
     with numerics(config.train, environment.threads):
-        trainer = Trainer(config, seed, source, environment.device, any_norm=True)
+        trainer = Trainer(config, seed, source, environment.torch_device, any_norm=True)
         try:
             yield trainer
         finally:
@@ -255,7 +250,7 @@ def _with_weights(run: str, seed: int | None, store: Store) -> dict[int, Located
 
 
 def _pair_summary(
-    pairs: Sequence[tuple[Located, Located]], measured: Mapping[Path, Diagnosis], environment: RunEnvironment
+    pairs: Sequence[tuple[Located, Located]], measured: Mapping[Path, Diagnosis], environment: RunOptions
 ) -> str:
     """Comparison of two runs; ``measured`` has the diagnoses that are known already, by path of the record."""
 

@@ -60,7 +60,7 @@ class PruneByTask:
         self._hash = ""
         self._values: dict[int, dict[int, float]] = {}  # by task and seed
 
-    def __call__(self, event: bench.TaskDone) -> None:
+    def __call__(self, event: bench.Event) -> None:
         """Report and prune; see the class."""
         if self._hash not in ("", event.hash):
             raise bench.UserError(
@@ -75,7 +75,7 @@ class PruneByTask:
         if not event.last and self._trial.should_prune():
             raise TrialPruned(f"pruned after task {event.task}")
 
-    def _value(self, event: bench.TaskDone) -> float:
+    def _value(self, event: bench.Event) -> float:
         scores = event.scores.so_far
         if self._score is None:
             return event.average

@@ -12,14 +12,13 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run import ResolvedExperiment, resolve_experiment, run_experiments
+from contnorm.bench.api.arguments import resolve_run
+from contnorm.bench.api.run import run_experiments
 from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.api.sweep import check_score
 from contnorm.bench.comparison import HasRecords, check_streams, experiment_names
-from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.decision import PairedDecision, check_different, decide_records
-from contnorm.bench.engine.job import Job
-from contnorm.bench.engine.scheduler import Event
+from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.escape import escape_terminal
 from contnorm.bench.records import Record, Store
 from contnorm.bench.sequential import ALPHA, FIRST_SEED, MARGIN, MAX_SEEDS, check_rule, stages_up_to
@@ -156,7 +155,7 @@ class _Side:
         diverged: Reasons of diverged seeds.
     """
 
-    experiment: ResolvedExperiment
+    experiment: Run
     records: dict[int, Record] = field(default_factory=dict)
     diverged: dict[int, str] = field(default_factory=dict)
 
@@ -164,10 +163,10 @@ class _Side:
     def of(cls, side: Any, name: str, stream: Stream, runs: str | Path | None, limit: int) -> _Side:
         """Resolve an experiment, with the seeds below a limit that its result or the folder of records has."""
         if isinstance(side, Mapping):
-            known = cls(resolve_experiment(stream, side, recorded=runs is not None))
+            known = cls(resolve_run(stream, side, recorded=runs is not None))
         else:
             known = cls(
-                ResolvedExperiment(side.config, side.objects), {r.seed: r for r in side.records}, dict(side.diverged)
+                Run(side.config, 0, side.objects), {r.seed: r for r in side.records}, dict(side.diverged)
             )
             if runs is not None and side.objects and any(record.path is None for record in side.records):
                 raise UserError(
@@ -257,12 +256,12 @@ class _Stages:
         if self._console is not None:
             self._console.print(Text(escape_terminal(text)), soft_wrap=True)
 
-    def start(self, configs: Sequence[RunConfig]) -> None:
+    def start(self, runs: Sequence[Run]) -> None:
         pass
 
-    def label(self, job: Job) -> str:
+    def label(self, run: Run) -> str:
         """Return the name of a run on progress bars."""
-        return f"{self._names[self._configs.index(job.config)]}, seed {job.seed}"
+        return f"{self._names[self._configs.index(run.config)]}, seed {run.seed}"
 
     def update(self, event: Event) -> None:
         pass

@@ -17,9 +17,7 @@ from contnorm.bench.api.sweep_result import Trial
 from contnorm.bench.comparison import scores_of
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import format_value
-from contnorm.bench.engine.events import Diverged, Finished
-from contnorm.bench.engine.job import Job
-from contnorm.bench.engine.scheduler import Event
+from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.escape import escape_terminal
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.build import build_model

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
-from contnorm.bench.engine.checkpoint import DTYPES
+
 from contnorm.bench.engine.memory_samples import sample_weights, stored_items
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.models.norm_layers import check_norms, record_norm_calls

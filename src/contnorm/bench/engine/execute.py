@@ -1,0 +1,306 @@
+"""Execution of runs: from a list of them to records. Several processes may work on one folder of runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from contnorm.atomic_files import write_atomically
+from contnorm.bench.components import Component, components_of, share_components
+from contnorm.bench.cost import CostModel, recorded_timings
+from contnorm.bench.data.registry import Source
+from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
+from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess
+from contnorm.bench.engine.loop import Lane, train_lanes
+from contnorm.bench.engine.provenance import current_device, numerics, provenance
+from contnorm.bench.engine.run import Event, Run, RunOptions
+from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.local_imports import search_path, use_search_path
+from contnorm.bench.plan import PlanCache
+from contnorm.bench.signals import StopRequested, raise_on_stop
+from contnorm.bench.streams.image_store import DeviceImages
+from contnorm.bench.unfinished import ENDING, is_locked
+from contnorm.bench.user_code import breaks_in, code_hash, only_trusted, python_objects, trusted_files, user_code_error
+from contnorm.errors import UserCodeError, UserError, usable
+
+__all__ = ["Work", "execute", "group_runs", "plan_groups"]
+
+POLL = 0.25  # seconds between two checks of runs that other processes execute
+START_SECONDS = 10.0  # of two worker processes: shorter runs are executed in this one
+
+
+def execute(
+    runs: Sequence[Run],
+    options: RunOptions,
+    stop: Callable[[], bool] = lambda: False,
+    prepare: Callable[[str], object] | None = None,
+) -> Iterator[Event]:
+    """Train every run that has no record, several at a time, and resume those that have checkpoints.
+
+    Several processes may call this on the same folder; each run is executed by one of them. This function waits until
+    runs that another process executes are recorded, or executes them if their process has ended.
+
+    Args:
+        runs: The runs.
+        options: How they are executed.
+        stop: Called often; once it returns True, runs stop at the next step and are saved.
+        prepare: Called with the name of a data set before it is loaded, such as to decode it with a progress bar.
+    """
+    todo, held = [], dict[Run, str]()
+    for run in dict.fromkeys(runs):
+        event = None if options.runs is None else _recorded(run, options)
+        if event is None:
+            todo.append(run)
+        else:
+            yield event
+    work = Work.of(todo, options, prepare)
+    while todo or held:
+        ended = set()
+        for event in _launch(work, todo, stop) if todo else ():
+            ended |= {event.run} if event.is_end or event.kind == "waiting" else set()
+            if event.kind != "waiting":
+                yield event
+            elif held.get(event.run) != event.why:
+                held[event.run] = event.why
+                yield event
+        if stop():
+            return
+        if len(ended) < len(todo):
+            raise UserError(f"the launcher returned without the end of {len(todo) - len(ended)} of {len(todo)} runs.")
+        todo = []
+        for run in list(held):
+            record = options.store.path(run.config, run.seed)
+            if record.is_file() or not is_locked(record.with_suffix(ENDING)):
+                todo.append(run)
+        if held and not todo:
+            time.sleep(POLL)
+        for run in todo:
+            del held[run]
+
+
+def _recorded(run: Run, options: RunOptions) -> Event | None:
+    """Return the event of a run that has a record; None if it has none."""
+    store = options.store
+    path = store.path(run.config, run.seed)
+    with usable(store.root, "it can't be read", "Use another folder for runs (--runs)."):
+        if store.has(run.config, run.seed):
+            return Event("recorded", run, path=path)
+        divergence = store.divergence(run.config, run.seed)
+    if divergence is None:
+        store.check_writable()
+        return None
+    reason = divergence.reason or f"seed {run.seed}: the run diverged."
+    why = f"{reason} It is recorded in {divergence.path}; delete that to run it again."
+    return Event("diverged", run, why=why, path=path)
+
+
+def _launch(work: Work, runs: Sequence[Run], stop: Callable[[], bool]) -> Iterator[Event]:
+    """Execute runs with the launcher of the options; by default in processes of this machine where they pay."""
+    options = work.options
+    timings = recorded_timings(options.runs) if len(runs) > 1 else ()
+    costs = CostModel(timings, options.torch_device.type)
+    launcher, devices = options.launcher, options.devices if isinstance(options.devices, tuple) else ()
+    if launcher is None:
+        processes = len(devices) if len(devices) > 1 else 1 if options.on_gpu else min(options.lane_count, len(runs))
+        seconds = sum(costs.seconds(run.config, samples=work.samples_of(run)) for run in runs)
+        is_short = not options.on_gpu and seconds * (1 - 1 / processes) < START_SECONDS
+        launcher = ThisProcess() if processes == 1 or is_short else Processes(processes, devices)
+    assert isinstance(launcher, Launcher)
+    groups = plan_groups(runs, options, launcher.workers(), costs)
+    if not isinstance(launcher, ThisProcess):
+        work.check(runs)
+    yield from launcher.launch(work, groups, stop)
+
+
+def group_runs(runs: Iterable[Run], size: int) -> list[tuple[Run, ...]]:
+    """Group runs that can share a CUDA graph: of the same stream and training settings, except for the learning rate.
+
+    Args:
+        runs: The runs.
+        size: Largest number of runs of a group.
+    """
+    by_key: dict[object, list[Run]] = {}
+    for run in runs:
+        by_key.setdefault((run.config.stream, replace(run.config.train, lr=1.0)), []).append(run)
+    return [tuple(group[i : i + size]) for group in by_key.values() for i in range(0, len(group), size)]
+
+
+def plan_groups(
+    runs: Sequence[Run], options: RunOptions, workers: int | None = None, costs: CostModel | None = None
+) -> list[tuple[Run, ...]]:
+    """Return the groups of runs that one worker executes together, longest first: the lanes of a GPU, or one run.
+
+    Args:
+        runs: The runs.
+        options: How they are executed.
+        workers: Number of groups that are executed at a time, each of which gets some; None if it is unknown.
+        costs: Estimates of the seconds of runs; by default those of the records in the folder of runs.
+    """
+    costs = costs or CostModel(recorded_timings(options.runs), options.torch_device.type)
+    size = options.lane_count if options.on_gpu else 1
+    groups = group_runs(runs, min(size, -(-len(runs) // workers)) if workers else size)
+    return sorted(groups, key=lambda group: -costs.group_seconds([run.config for run in group]))
+
+
+@dataclass
+class Work:
+    """Executes groups of runs in this process, or in another one to which it is sent. Data is loaded once per process.
+
+    Attributes:
+        options: How runs are executed.
+        prepare: Called with the name of a data set before it is loaded in this process.
+        components: Components that a program or a plugin registered in this process.
+        path: The search path for local modules.
+        trusted: Files of user code that may be executed; None for all.
+    """
+
+    options: RunOptions
+    prepare: Callable[[str], object] | None = None
+    components: Sequence[Component] = ()
+    path: tuple[str, ...] = ()
+    trusted: Any = None
+
+    def __post_init__(self) -> None:
+        self._plans: dict[str, PlanCache] = {}
+        self._images: dict[str, DeviceImages] = {}
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], options: RunOptions, prepare: Callable[[str], object] | None = None) -> Work:
+        """Return the work of some runs, with the registered components that their settings name."""
+        configs = dict.fromkeys(run.config for run in runs)
+        named = dict.fromkeys(component for config in configs for component in components_of(config.as_dict()))
+        components = [
+            replace(component, code=code_hash(component.name, component.kind))
+            for component in named
+            if component.kind != "dataset"  # data is sent, or loaded by the worker
+        ]
+        return cls(options, prepare, components, search_path(), trusted_files())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "prepare": None, "_plans": {}, "_images": {}, "options": replace(self.options, launcher=None)}
+
+    def __call__(self, group: Sequence[Run], stop: Callable[[], bool]) -> Iterator[Event]:
+        """Execute the runs of a group together; yields their events.
+
+        Args:
+            group: The runs.
+            stop: Called often; once it returns True, the runs stop at the next step and are saved.
+        """
+        use_search_path(self.path)
+        share_components(self.components)
+        options, device = self.options, self.options.torch_device
+        objects = {name: value for run in group for name, value in run.objects.items()}
+        with ExitStack() as stack:
+            stack.enter_context(only_trusted(self.trusted))
+            stack.enter_context(python_objects(objects))
+            stack.enter_context(current_device(device))
+            stack.enter_context(numerics(group[0].config.train, options.threads))
+            started, lanes = time.perf_counter(), list[Lane]()
+            try:
+                with raise_on_stop():
+                    plans = self._load(group[0].source)
+                    if group[0].source not in self._images:
+                        self._images[group[0].source] = DeviceImages.of(plans.source, device, options.whole)
+            except StopRequested:  # before any run has started
+                return
+            for run in group:
+                folder = None if options.runs is None else RunFolder(options.store.path(run.config, run.seed))
+                if folder is not None:
+                    if not folder.acquire():
+                        yield Event("waiting", run, why=folder.holder(), path=folder.record)
+                        continue
+                    stack.callback(folder.release)
+                    event = _recorded(run, options)
+                    if event is None and (why := folder.start(run, options, plans.source)):
+                        event = Event("failed", run, why=why, path=folder.record)
+                    if event is not None:
+                        yield event
+                        continue
+                trainer = Trainer(
+                    run.config, run.seed, plans.source, device, self._images[run.source], plans, memory_moments=options.memory_moments
+                )
+                stack.callback(trainer.feed.close)
+                lanes.append(Lane(run, trainer, None if folder is None else folder.checkpoint))
+                    lanes[-1].resume()
+            for done in sorted({lane.trainer.done for lane in lanes}):
+                together = [lane for lane in lanes if lane.trainer.done == done]
+                yield from self._train(together, plans.source, started, stop)
+
+    def _train(
+        self, lanes: Sequence[Lane], source: Source, started: float, stop: Callable[[], bool]
+    ) -> Iterator[Event]:
+        """Train runs that are at the same step, and record the results."""
+        options, of_run = self.options, {id(lane.run): lane for lane in lanes}
+        with _error_context(lanes):
+            for event in train_lanes(lanes, stop, options.checkpoint_every, options.log_every):
+                run, trainer = event.run, of_run[id(event.run)].trainer
+                if options.runs is not None:
+                    event = replace(event, path=options.store.path(run.config, run.seed))
+                if event.kind in ("started", "diverged", "finished"):
+                    origin = provenance(run, source, trainer.device, trainer.convolutions)
+                if event.kind == "started":
+                    event = replace(event, provenance=origin)
+                elif event.kind == "diverged" and event.path is not None:
+                    options.store.save_diverged(run.config, run.seed, event.why, origin)
+                elif event.kind == "finished":
+                    seconds = {"together": time.perf_counter() - started, "lanes": len(lanes)}
+                    results = {**event.results, "seconds": {**event.results["seconds"], **seconds}, **origin}
+                    weights = pack_weights(trainer.model) if options.keep_weights else None
+                    if event.path is None:
+                        event = replace(event, results=results, weights=weights)
+                    else:
+                        if weights is not None:  # before the record: every record then has its weights
+                            write_atomically(weights_path(event.path), weights)
+                        options.store.save(run.config, run.seed, results)
+                        event = replace(event, results=results)
+                yield event
+
+    def _load(self, name: str) -> PlanCache:
+        """Load a data set, with the plans of its runs."""
+        if name not in self._plans:
+            if self.prepare is not None:
+                self.prepare(name)
+            self._plans[name] = PlanCache(self.options.load(name))
+        return self._plans[name]
+
+    def samples_of(self, run: Run) -> int | None:
+        """Return the number of training samples of a data set in memory; None for others."""
+        source = self.options.sources.get(run.source)
+        return None if source is None else len(source.train_images)
+
+    def check(self, runs: Sequence[Run]) -> None:
+        """Build the trainer of every experiment, so that invalid settings fail before a worker starts.
+
+        They are built on the CPU, since the GPUs are those of the workers.
+        """
+        for run in {run.config: run for run in runs}.values():
+            with raise_on_stop():
+                plans = self._load(run.source)
+            with python_objects(run.objects):
+                Trainer(run.config, 0, plans.source, torch.device("cpu"), plans=plans)
+
+
+@contextmanager
+def _error_context(lanes: Sequence[Lane]) -> Iterator[None]:
+    """Say in an error which run failed and how many of its steps are saved; errors of user code become one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the training loop
+            error = error.__cause__
+        run, trainer = lanes[0].run, lanes[0].trainer
+        when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
+        saved = f"{lanes[0].saved} steps are saved"
+        for what in ("strategy", "norm", "model"):
+            if breaks_in(error, name := getattr(run.config, what).name):
+                raise UserCodeError(f"{user_code_error(error, what, name, when)} ({saved})") from error
+        error.add_note(f"seed {run.seed}, {when}; {saved}.")
+        raise
