@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.layers.activation import AbsorbedActivation
-from contnorm.layers.weight_standardization import is_standardized
+from contnorm.norms.activation import AbsorbedActivation
+from contnorm.norms.weight_standardization import is_standardized
 from contnorm.registry import NORMS, norm_names
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(3))

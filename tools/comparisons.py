@@ -9,7 +9,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from contnorm.bench.sequential import FIRST_SEED, STAGES, Decision
+from contnorm.bench.sequential import FIRST_SEED, LOOKS, Decision
 from contnorm.bench.stats import PairedDifference, paired_difference
 from contnorm.paper.comparisons import count_comparisons
 from contnorm.paper.recipe import find_recipe
@@ -85,9 +85,9 @@ def over_rates(first: str, second: str, strategy: str) -> PairedDifference:
 
 
 def plain_mean(norm: str, strategy: str) -> float:
-    """Mean ACC of BN or CN over the seeds of the second stage."""
+    """Mean ACC of BN or CN over the seeds of the first look."""
     scores = selected(norm, strategy).scores()
-    return fmean(scores[seed] for seed in range(FIRST_SEED, FIRST_SEED + STAGES[1]))
+    return fmean(scores[seed] for seed in range(FIRST_SEED, FIRST_SEED + LOOKS[0]))
 
 
 def forgetting_of_others() -> dict[str, Decision]:

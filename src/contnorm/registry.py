@@ -35,7 +35,7 @@ __all__ = [
 
 _STOCK = "it calls torch's operator, so that the baseline is bit-exact with torch"
 _NO_PIVOT = "it computes its moments without a pivot, as torch's batch norm does"
-_CONTINUAL = "contnorm.layers.continual:ContinualNorm"
+_CONTINUAL = "contnorm.norms.continual:ContinualNorm"
 _PHAM = "Pham et al., Continual Normalization, ICLR 2022"
 
 _NORMS: dict[str, NormEntry] = {
@@ -44,7 +44,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="none",
             title="NoNL",
-            target="contnorm.layers.none:NoNorm",
+            target="contnorm.norms.none:NoNorm",
             summary="no normalization: the input as it is",
             citation=_PHAM,
             cannot={"affine_parameters": "it has no parameters"},
@@ -52,7 +52,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="bn",
             title="BN",
-            target="contnorm.layers.batch:BatchNorm",
+            target="contnorm.norms.batch:BatchNorm",
             summary="batch normalization; momentum=None averages all batches equally",
             citation="Ioffe and Szegedy, Batch Normalization, ICML 2015",
             keeps_moments=True,
@@ -61,7 +61,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="ln",
             title="LN",
-            target="contnorm.layers.group:LayerNorm",
+            target="contnorm.norms.group:LayerNorm",
             summary="layer normalization over all channels and positions of a sample",
             citation="Ba et al., Layer Normalization, 2016",
             cannot={"large_mean": _STOCK},
@@ -69,7 +69,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="in",
             title="IN",
-            target="contnorm.layers.group:InstanceNorm",
+            target="contnorm.norms.group:InstanceNorm",
             summary="instance normalization: each channel of each sample by itself",
             citation="Ulyanov et al., Instance Normalization, 2016",
             cannot=MappingProxyType(
@@ -82,7 +82,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="gn",
             title="GN",
-            target="contnorm.layers.group:GroupNorm",
+            target="contnorm.norms.group:GroupNorm",
             summary="group normalization: groups of channels of each sample",
             citation="Wu and He, Group Normalization, ECCV 2018",
             grouped=True,
@@ -91,7 +91,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="brn",
             title="BRN",
-            target="contnorm.layers.renorm:BatchRenorm",
+            target="contnorm.norms.renorm:BatchRenorm",
             summary="batch renormalization: batch moments pulled to the running ones within limits",
             citation="Ioffe, Batch Renormalization, NeurIPS 2017",
             keeps_moments=True,
@@ -99,7 +99,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="sn",
             title="SN",
-            target="contnorm.layers.switchable:SwitchNorm",
+            target="contnorm.norms.switchable:SwitchNorm",
             summary="switchable normalization: a learned mixture of IN, LN and BN moments",
             citation="Luo et al., Differentiable Learning-to-Normalize, ICLR 2019",
             keeps_moments=True,
@@ -147,7 +147,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="adab2n",
             title="AdaB2N",
-            target="contnorm.layers.adaptive:AdaptiveBalanceNorm",
+            target="contnorm.norms.adaptive:AdaptiveBalanceNorm",
             summary="batch norm with a learned balance of the tasks in the batch and a modified momentum",
             citation="Lyu et al., Overcoming Recency Bias of Normalization Statistics, NeurIPS 2023",
             keeps_moments=True,
@@ -159,7 +159,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="tbbn",
             title="TBBN",
-            target="contnorm.layers.task_balanced:TaskBalancedNorm",
+            target="contnorm.norms.task_balanced:TaskBalancedNorm",
             summary="task-balanced batch norm: parts of the stream samples, each with all memory samples",
             citation="Cha et al., Rebalancing Batch Normalization, CVPR 2023",
             keeps_moments=True,
@@ -172,7 +172,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="bnt",
             title="BNT",
-            target="contnorm.layers.balanced:BalancedBatchNorm",
+            target="contnorm.norms.balanced:BalancedBatchNorm",
             summary="BN Tricks: batch norm whose running moments are those of class-balanced batches",
             citation="Zhou et al., Diagnosing Batch Normalization in Class Incremental Learning, 2022",
             keeps_moments=True,
@@ -181,7 +181,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="iabn",
             title="IABN",
-            target="contnorm.layers.instance_aware:InstanceAwareBatchNorm",
+            target="contnorm.norms.instance_aware:InstanceAwareBatchNorm",
             summary="instance-aware batch norm: corrects the moments for samples that differ from the batch",
             citation="Gong et al., NOTE, NeurIPS 2022",
             keeps_moments=True,
@@ -189,7 +189,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="rbn",
             title="RBN",
-            target="contnorm.layers.robust:RobustBatchNorm",
+            target="contnorm.norms.robust:RobustBatchNorm",
             summary="robust batch norm: normalizes with a mixture of running and batch moments, and stores it",
             citation="Yuan et al., RoTTA, CVPR 2023",
             keeps_moments=True,
@@ -201,7 +201,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="evonorm_s0",
             title="EvoNorm-S0",
-            target="contnorm.layers.evonorm:EvoNorm",
+            target="contnorm.norms.evonorm:EvoNorm",
             summary="EvoNorm-S0: groups of each sample, with an activation that replaces the one that follows",
             citation="Liu et al., Evolving Normalization-Activation Layers, NeurIPS 2020",
             grouped=True,
@@ -211,7 +211,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="frn",
             title="FRN",
-            target="contnorm.layers.filter_response:FilterResponseNorm",
+            target="contnorm.norms.filter_response:FilterResponseNorm",
             summary="filter response normalization with a thresholded linear unit in place of the activation",
             citation="Singh and Krishnan, Filter Response Normalization Layer, CVPR 2020",
             absorbs_activation=True,
@@ -220,7 +220,7 @@ _NORMS: dict[str, NormEntry] = {
         NormEntry(
             name="gn_ws",
             title="GN + WS",
-            target="contnorm.layers.weight_standardization:WSGroupNorm",
+            target="contnorm.norms.weight_standardization:WSGroupNorm",
             summary="group normalization after convolutions with standardized weights",
             citation="Qiao et al., Micro-Batch Training with Weight Standardization, 2019",
             grouped=True,

@@ -88,19 +88,19 @@ def test_imports_with_torch_blocked(module: str) -> None:
 
 def test_blocking_torch_works() -> None:
     with pytest.raises(AssertionError, match="torch"):
-        python(f"{BLOCKED}import contnorm.layers.batch")
+        python(f"{BLOCKED}import contnorm.norms.batch")
 
 
 @pytest.mark.slow
 def test_layer_imports_only_torch_and_the_norm_library() -> None:
     """So that importing is fast: no other library, and neither the bench nor its reports."""
     code = (
-        "import sys, torch; before = set(sys.modules); import contnorm; contnorm.ContinualNorm2d\n"
+        "import sys, torch; before = set(sys.modules); from contnorm.norms.continual import ContinualNorm2d\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     brought = python(code).split()
-    assert "contnorm.layers.continual" in brought
-    rooms = {"checks", "functional", "kernels", "layers", "lazy_names"}
+    assert "contnorm.norms.continual" in brought
+    rooms = {"checks", "kernels", "norms"}
     assert {tuple(name.split(".")[:2]) for name in brought} == {("contnorm",), *(("contnorm", room) for room in rooms)}
 
 

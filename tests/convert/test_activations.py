@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from contnorm import convert_norm, create_norm, summarize
 from contnorm.bench.models.mlp import MLP
 from contnorm.bench.models.resnet import ResNet18
-from contnorm.layers.activation import AbsorbedActivation, ActivationNorm
-from contnorm.layers.filter_response import FilterResponseNorm2d
+from contnorm.norms.activation import AbsorbedActivation, ActivationNorm
+from contnorm.norms.filter_response import FilterResponseNorm2d
 
 both = pytest.mark.parametrize("norm", ["frn", "evonorm_s0"])
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import contnorm as cn
-from contnorm.layers.base import NormLayer
+from contnorm.norms.base import NormLayer
 from contnorm.registry import NORMS
 from tests.models import BatchNormAct2d, FrozenBatchNorm2d, RenamedBatchNorm2d, ResNet, ScaledBatchNorm2d
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from contnorm import WSGroupNorm2d, convert_norm, create_norm
 from contnorm.bench.models.resnet import ResNet18
 from contnorm.convert.standardization import standardize_convolutions
-from contnorm.layers.activation import normed_relu
-from contnorm.layers.weight_standardization import is_standardized
+from contnorm.norms.activation import normed_relu
+from contnorm.norms.weight_standardization import is_standardized
 from tests.convert.test_activations import Block, images, sequence
 
 

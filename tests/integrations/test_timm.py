@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import contnorm as cn
-from contnorm.layers.activation import ActivationNorm
 from contnorm.norm_entry import norm_class
+from contnorm.norms.activation import ActivationNorm
 from contnorm.registry import NORMS
 
 timm = pytest.importorskip("timm", reason="timm is not installed", exc_type=ImportError)

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm import ContinualNorm2d
-from contnorm.functional import continual_norm, group
+from contnorm.functional import continual_norm
 from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton import group_norm as group_step
 from contnorm.kernels.triton.continual.plan import Sizes
 from contnorm.kernels.triton.group_norm import choose_tile
+from contnorm.norms import group
 from tests.kernels.exactness import errors, last, same_under_vmaps
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import contnorm as cn
-from tests.layers.processes import together
+from tests.norms.processes import together
 
 
 def network() -> nn.Module:

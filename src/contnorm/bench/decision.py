@@ -1,4 +1,4 @@
-"""Decide a comparison of two experiments from their records, by the stages of `bench.sequential`. Needs no torch."""
+"""Decide a comparison of two experiments from their records, by the rule of `bench.sequential`. Needs no torch."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class PairedDecision(Decision):
     Attributes:
         verdict: ``"higher"`` or ``"lower"``, also followed by ``", within the margin"``; ``"equivalent"``; or
             ``"undecided"``.
-        seeds: Number of seeds of the last stage reached; 0 before the first.
+        seeds: Number of seeds of the last look; 0 before the first.
         pairs: Number of pairs among them; fewer if runs diverged.
         mean: Mean difference over these pairs, in percentage points.
-        interval: Intersection of the intervals of all stages; None before the first.
-        looks: The stages reached.
+        interval: Intersection of the intervals of all looks; None before the first.
+        looks: The looks.
         margin, cases, alpha: The arguments of `decide`.
-        conflict: Whether the intervals of two stages do not overlap.
+        conflict: Whether the intervals of two looks do not overlap.
         score: Name of the score.
         names: Names of a and b: what their settings differ in.
-        reach: What the last allowed stage can show, from the standard deviation of the differences of all shared seeds;
+        reach: What the last allowed look can show, from the standard deviation of the differences of all shared seeds;
             None for fewer than two shared seeds.
         exploratory: Shared seeds below the first one that counts; they are not used for the verdict.
         a, b: The records.
 
     Example:
-        >>> PairedDecision(**vars(decide_differences([2.0, 2.5] * 4)), names=("cn", "bn")).sentence
-        'cn is higher than bn in ACC by 2.25 points (interval +1.82 to +2.68, 8 seeds).'
+        >>> PairedDecision(**vars(decide_differences([2.0, 2.5] * 8)), names=("cn", "bn")).sentence
+        'cn is higher than bn in ACC by 2.25 points (interval +2.04 to +2.46, 16 seeds).'
     """
 
     score: str = "acc"
@@ -68,9 +68,9 @@ class PairedDecision(Decision):
         return self.sentence
 
     def _repr_html_(self) -> str:
-        """Show the verdict and, as a table, the stages."""
+        """Show the verdict and, as a table, the looks."""
         rows = [(look.seeds, f"{round(look.mean, 2) + 0.0:+.2f}", look.interval) for look in self.looks]
-        table = html_table(("seeds", "mean difference", "interval of the stage"), rows) if rows else ""
+        table = html_table(("seeds", "mean difference", "interval of the look"), rows) if rows else ""
         return f"<p>{escape_html(self.sentence)}</p>{table}"
 
 
@@ -83,8 +83,8 @@ def decision_sentence(decision: Decision, names: tuple[str, str], score: str) ->
         score: Name of the score.
 
     Example:
-        >>> decision_sentence(decide_differences([2.0, 2.5] * 4), ("cn", "bn"), "acc")
-        'cn is higher than bn in ACC by 2.25 points (interval +1.82 to +2.68, 8 seeds).'
+        >>> decision_sentence(decide_differences([2.0, 2.5] * 8), ("cn", "bn"), "acc")
+        'cn is higher than bn in ACC by 2.25 points (interval +2.04 to +2.46, 16 seeds).'
     """
     (a, b), text, title = names, Decision.__str__(decision), score_title(score)
     word = decision.verdict.partition(",")[0]
@@ -115,8 +115,8 @@ def decide_records(
         margin: Largest absolute difference that counts as equivalent, in percentage points.
         cases: Number of comparisons among which alpha is divided.
         alpha: Probability of any wrong verdict in all these comparisons.
-        max_seeds: Limit of the stages.
-        first_seed: First seed of every stage. Lower ones are exploratory: settings may have been chosen with them.
+        max_seeds: Limit of the looks.
+        first_seed: First seed that counts. Lower ones are exploratory: settings may have been chosen with them.
 
     Raises:
         UserError: As in `bench.compare`, or if a and b are the same experiment.

@@ -33,7 +33,7 @@ class PowerRow:
     Attributes:
         difference: The difference, in percentage points.
         fixed: Number of seeds for one paired t test at the end, without looks before.
-        staged: Number of seeds of the stage that detects it, with a look at every stage; None if millions are too few.
+        staged: Number of seeds of the look that detects it; None if 128 seeds, the last look, are too few.
 
     Example:
         >>> PowerRow(1.0, fixed=16, staged=32).staged
@@ -54,7 +54,7 @@ class PowerTable:
         std_interval: Its 95 % interval (chi-squared).
         seeds: Number of paired seeds that it is estimated from.
         rows: One for each difference.
-        reach: What the last allowed stage can show.
+        reach: What the last allowed look can show.
         power: Probability of detection.
         cases: Number of comparisons among which alpha is divided.
         alpha: Probability of any wrong verdict in all these comparisons.
@@ -202,6 +202,8 @@ def format_seeds(seeds: int | None) -> str:
 
     Example:
         >>> format_seeds(4096), format_seeds(None)
-        ('4,096', 'over 1,000,000')
+        ('4,096', 'over 128')
     """
-    return f"over {MOST_SEEDS:,}" if seeds is None or seeds >= MOST_SEEDS else f"{seeds:,}"
+    if seeds is None:
+        return f"over {MAX_SEEDS}"
+    return f"over {MOST_SEEDS:,}" if seeds >= MOST_SEEDS else f"{seeds:,}"

@@ -1,132 +1,153 @@
-"""Decide a paired comparison with as many seeds as it takes: looks at 8, 16, 32, ... seeds. Needs no torch.
+"""The rule that decides paired comparisons: looks at 16, 24, 32, ... 128 seeds, and families of questions. No torch.
 
 A fixed number of seeds is often too few, and adding seeds until an ordinary 95 % interval excludes zero is wrong more
-often than 5 %. The rule here may be looked at after each stage and be stopped at any of them, and still is wrong with
-a probability of at most ``alpha``:
+often than 5 %. This rule may be looked at after every eight seeds and be stopped at any look:
 
-1. The seeds 100, 101, ... are used in order. Stages have 8, 16, 32, 64 and 128 seeds, then twice as many each.
-2. A table with ``cases`` comparisons gives each of them ``alpha / cases``. Stage k spends the share ``w_k`` of that
-   (`stage_weight`): its interval is the paired Student t interval of level ``1 - alpha / cases * w_k``.
-3. The interval in force is the intersection of the intervals of all stages so far.
+1. The seeds 100, 101, ... are used in order. There is a look at 16, 24, 32, ... 128 seeds (`LOOKS`).
+2. A comparison has an error rate ``alpha``; by the look at n seeds, ``0.95 * alpha * n / 128`` of it is spent (linear
+   spending). The critical values follow from that by the recursion of Lan and DeMets (`nominal_levels`). They are made
+   for means of known variance; as usual, each is turned into its nominal p value, and Student's t interval of that
+   level is the interval of the look. The twentieth of alpha that is not spent covers this approximation: simulated, the
+   rate of any error over all looks is 0.049 to 0.050 for alpha 0.05.
+3. The interval in force is the intersection of the intervals of all looks so far (a repeated confidence interval).
 4. If it excludes zero, the first experiment is *higher* or *lower*; if it also lies within the margin, the difference
    is *within the margin*. If it contains zero and lies within the margin, the two are *equivalent*. Otherwise the
    comparison is *undecided*.
+5. In a family of ``cases`` comparisons each has ``alpha / cases`` at first. The signs are decided by Holm's procedure
+   (`decide_family`): once r signs are decided, the others have ``alpha / (cases - r)``. That a difference lies within
+   the margin is always decided at ``alpha / cases``.
 
-Why the error rate holds: the t interval of one stage misses the true mean difference with probability
-``alpha / cases * w_k``, exactly if the differences are normally distributed. The probability that any interval of any
-comparison misses is at most the sum of these, whatever the dependence between stages and comparisons (union bound).
-The weights sum up to 0.95 over all stages, so the sum is below ``alpha``. While no interval misses, every intersection
-contains the true difference. Then no verdict is wrong: not a sign, and not an equivalence of experiments whose
-difference is the margin or more. It follows that the limit of seeds need not be fixed in advance, and that a verdict
-stands once it is reached. Differences that are not normal make the first stages inexact; the documentation has the
-rates of a simulation with recorded differences.
+While no interval of a comparison misses the true mean difference, its verdict is not wrong, at whatever look it is
+stopped. Intervals of a larger alpha lie within those of a smaller one, so Holm's procedure may go on from look to look.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
 from numbers import Integral, Real
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
+from contnorm.bench.lazy_numpy import np
 from contnorm.bench.stats import POWER, Interval, equivalence_probability, t_interval, t_quantile, t_test_power
 from contnorm.errors import UserError
 
 __all__ = [
     "ALPHA",
     "FIRST_SEED",
+    "LOOKS",
     "MARGIN",
     "MAX_SEEDS",
     "SKEWED",
-    "STAGES",
     "Decision",
     "Look",
     "Reach",
     "Verdict",
     "check_rule",
     "decide_differences",
+    "decide_family",
+    "looks_up_to",
+    "nominal_levels",
     "reachable",
     "seeds_for_difference",
-    "stage_level",
-    "stage_seeds",
-    "stage_weight",
-    "stages_up_to",
+    "with_chance",
 ]
 
 Verdict = Literal["higher", "lower", "higher, within the margin", "lower, within the margin", "equivalent", "undecided"]
 
 ALPHA = 0.05
 MARGIN = 1.0
-MAX_SEEDS = 128
 MOST_CASES = 1_000_000  # beyond, levels are too close to 1 for a quantile
 FIRST_SEED = 100  # lower seeds are exploratory: settings were chosen with them
+LOOKS = tuple(range(16, 129, 8))
+MAX_SEEDS = LOOKS[-1]
+SPENT = 0.95  # of alpha, by the last look; the rest covers that critical values of t statistics are approximate
 SKEWED = 1.5  # skewness beyond which simulated error rates exceed alpha; see docs/concepts/deciding.md
-STAGES = (8, 16, 32, 64, 128)
-_WEIGHTS = (0.05, 0.10, 0.15, 0.25, 0.35)
-_LAST_STAGE = 20  # over 4 million seeds; searches end there
+_NODES = 128  # of the numerical integration; critical values change by less than 1e-8 with more
 
 
-def stage_seeds(k: int) -> int:
-    """Number of seeds of stage k, counted from 0.
+@lru_cache(maxsize=1024)
+def nominal_levels(sizes: tuple[int, ...], alpha: float = ALPHA) -> tuple[float, ...]:
+    """Two-sided nominal p value at which each look rejects zero, so that all looks together reject it at ``alpha``.
 
-    Example:
-        >>> [stage_seeds(k) for k in range(7)]
-        [8, 16, 32, 64, 128, 256, 512]
-    """
-    return STAGES[0] << k
+    The mean of n values has n units of information, of the 128 of the last look. By a look at n, the share n / 128 of
+    `SPENT` times alpha is spent. The density of the sum of the values, among the trials that were not rejected before,
+    is carried from look to look by numerical integration (Armitage, McPherson and Rowe 1969; Lan and DeMets 1983).
 
-
-def stage_weight(k: int) -> float:
-    """Share of alpha that stage k spends, counted from 0; the shares of all stages sum up to 0.95.
+    Args:
+        sizes: Number of values at each look, increasing, at most 128.
+        alpha: Probability of rejecting zero at any look, if the mean is zero.
 
     Example:
-        >>> [stage_weight(k) for k in range(7)]
-        [0.05, 0.1, 0.15, 0.25, 0.35, 0.025, 0.0125]
+        >>> [round(level, 4) for level in nominal_levels((16, 24, 32))]
+        [0.0059, 0.0047, 0.0053]
     """
-    return _WEIGHTS[k] if k < len(_WEIGHTS) else 0.05 * 2.0 ** (len(_WEIGHTS) - 1 - k)
+    return crossing_levels(sizes, [SPENT * alpha * size / MAX_SEEDS for size in sizes])
 
 
-def stage_level(k: int, cases: int = 1, alpha: float = ALPHA) -> float:
-    """Confidence level of the interval of stage k, counted from 0.
+def crossing_levels(sizes: Sequence[float], spent: Sequence[float]) -> tuple[float, ...]:
+    """Nominal p values of looks from the probability ``spent`` by each of them, for normal values of known variance.
 
     Example:
-        >>> round(stage_level(0), 4), round(stage_level(4, cases=10), 5)
-        (0.9975, 0.99825)
+        >>> from statistics import NormalDist  # linear spending, five looks: the table of Lan and DeMets (1983)
+        >>> levels = crossing_levels((1, 2, 3, 4, 5), (0.01, 0.02, 0.03, 0.04, 0.05))
+        >>> [round(NormalDist().inv_cdf(1 - level / 2), 2) for level in levels]
+        [2.58, 2.49, 2.41, 2.34, 2.28]
     """
-    return 1 - alpha / cases * stage_weight(k)
+    normal, find_root = import_module("scipy.stats").norm, import_module("scipy.optimize").brentq
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    sums, density = np.zeros(1), np.ones(1)  # points of the sum, and the integrand there
+    levels: list[float] = []
+    size_before, spent_before = 0.0, 0.0
+    for size, total in zip(sizes, spent, strict=True):
+        scale, share = math.sqrt(size - size_before), total - spent_before
+
+        def excess(bound: float, sums: Any = sums, density: Any = density, scale: float = scale) -> float:
+            """Probability of crossing +-bound now and not before."""
+            return float(density @ (normal.sf((bound - sums) / scale) + normal.sf((bound + sums) / scale)))
+
+        widest = math.sqrt(size) * float(normal.isf(share / 2))  # if no trial had been rejected before
+        bound = find_root(lambda bound: math.log(excess(bound) / share), 0.5 * widest, widest + 1e-6)  # noqa: B023
+        levels.append(float(2 * normal.sf(bound / math.sqrt(size))))
+        here = bound * nodes
+        density = normal.pdf((here[:, None] - sums) / scale) @ density * bound * weights / scale
+        sums, size_before, spent_before = here, size, total
+    return tuple(levels)
 
 
-def stages_up_to(max_seeds: int) -> tuple[int, ...]:
-    """Numbers of seeds of all stages with at most ``max_seeds`` seeds.
+def looks_up_to(max_seeds: int) -> tuple[int, ...]:
+    """Numbers of seeds of all looks with at most ``max_seeds`` seeds.
 
     Raises:
-        UserError: If not even the first stage is allowed.
+        UserError: If not even the first look is allowed.
 
     Example:
-        >>> stages_up_to(100), stages_up_to(256)
-        ((8, 16, 32, 64), (8, 16, 32, 64, 128, 256))
+        >>> looks_up_to(40)
+        (16, 24, 32, 40)
     """
-    if max_seeds < STAGES[0]:
-        raise UserError(f"max_seeds={max_seeds}: use {STAGES[0]} or more, which is the first stage.")
-    return tuple(stage_seeds(k) for k in range(int(max_seeds // STAGES[0]).bit_length()))
+    if max_seeds < LOOKS[0]:
+        raise UserError(f"max_seeds={max_seeds}: use {LOOKS[0]} or more, which is the first look.")
+    return tuple(seeds for seeds in LOOKS if seeds <= max_seeds)
 
 
 @dataclass(frozen=True)
 class Look:
-    """One stage that was reached.
+    """One look.
 
     Attributes:
-        seeds: Number of seeds of the stage.
+        seeds: Number of seeds.
         pairs: Number of pairs among them; fewer if runs diverged.
         mean: Mean difference; NaN without a pair.
-        interval: Student t interval of the mean, at the level of the stage; None for fewer than two pairs.
+        interval: Student t interval of the mean, at the nominal level of the look; None for fewer than two pairs.
         level: Confidence level of the interval.
 
     Example:
-        >>> [(look.seeds, look.pairs, round(look.level, 4)) for look in decide_differences([1.0, 2.0] * 8).looks]
-        [(8, 8, 0.9975), (16, 16, 0.995)]
+        >>> [(look.seeds, look.pairs, round(look.level, 4)) for look in decide_differences([1.0, 2.0] * 12).looks]
+        [(16, 16, 0.9941), (24, 24, 0.9953)]
     """
 
     seeds: int
@@ -138,30 +159,30 @@ class Look:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the stages reached so far say about a difference, first experiment minus second.
+    """What the looks so far say about a difference, first experiment minus second.
 
     Attributes:
         verdict: ``"higher"``, ``"lower"``, one of them followed by ``", within the margin"``, ``"equivalent"`` or
             ``"undecided"``.
-        seeds: Number of seeds of the last stage reached; 0 before the first.
+        seeds: Number of seeds of the last look; 0 before the first.
         pairs: Number of pairs among them; fewer if runs diverged.
-        mean: Mean difference over these pairs; NaN before the first stage.
-        interval: Intersection of the intervals of all stages; None before the first.
-        looks: The stages reached.
+        mean: Mean difference over these pairs; NaN before the first look.
+        interval: Intersection of the intervals of all looks; None before the first.
+        looks: The looks.
         margin: Largest absolute difference that counts as equivalent.
-        cases: Number of comparisons among which alpha is divided.
-        alpha: Probability of any wrong verdict in all these comparisons.
-        conflict: Whether the intervals of two stages do not overlap. Then the later one is left out; the differences
+        cases: Number of comparisons of the family.
+        alpha: Probability of any wrong sign in the family, and of any wrong statement on the margin.
+        conflict: Whether the intervals of two looks do not overlap. Then the later one is left out; the differences
             are far from normal, or one of the rare errors happened.
-        skewness: Sample skewness of the differences of the last stage; NaN if it is undefined. Beyond `SKEWED` in
+        skewness: Sample skewness of the differences of the last look; NaN if it is undefined. Beyond `SKEWED` in
             absolute value, errors are more frequent than alpha.
 
     Example:
-        >>> decision = decide_differences([1.8, 2.4, 2.1, 1.9, 2.6, 2.0, 2.2, 1.7])
+        >>> decision = decide_differences([1.8, 2.4, 2.1, 1.9, 2.6, 2.0, 2.2, 1.7] * 2)
         >>> decision.verdict, decision.seeds, str(decision.interval)
-        ('higher', 8, '+1.59 to +2.58')
+        ('higher', 16, '+1.85 to +2.32')
         >>> print(decision)
-        higher by 2.09 points (interval +1.59 to +2.58, 8 seeds)
+        higher by 2.09 points (interval +1.85 to +2.32, 16 seeds)
     """
 
     verdict: Verdict
@@ -184,11 +205,11 @@ class Decision:
     @property
     def within_margin(self) -> bool:
         """Whether the difference is known to lie within the margin."""
-        return self.interval is not None and _is_within(self.interval, self.margin)
+        return self.verdict == "equivalent" or self.verdict.endswith("within the margin")
 
     @property
     def diverged(self) -> int:
-        """Number of seeds of the last stage that have no pair, since a run diverged."""
+        """Number of seeds of the last look that have no pair, since a run diverged."""
         return self.seeds - self.pairs
 
     def __str__(self) -> str:
@@ -213,63 +234,116 @@ def decide_differences(
     cases: int = 1,
     margin: float = MARGIN,
     alpha: float = ALPHA,
-    max_seeds: int | None = None,
+    max_seeds: int = MAX_SEEDS,
     diverged: Collection[int] = (),
     first_seed: int = FIRST_SEED,
+    sign_alpha: float | None = None,
 ) -> Decision:
-    """Decide a comparison from its paired differences, by all stages that are complete.
+    """Decide a comparison from its paired differences, by all looks that are complete.
 
-    A stage counts only if each of its seeds has a difference or diverged. Seeds beyond the last complete stage, and
+    A look counts only if each of its seeds has a difference or diverged. Seeds beyond the last complete look, and
     seeds below ``first_seed``, are ignored.
 
     Args:
         differences: First minus second in percentage points, by seed; or as a sequence in the order of the seeds from
             ``first_seed`` on. NaN for a seed that diverged.
-        cases: Number of comparisons among which alpha is divided.
+        cases: Number of comparisons of the family.
         margin: Largest absolute difference that counts as equivalent.
-        alpha: Probability of any wrong verdict in all these comparisons.
-        max_seeds: Limit of the stages; None for all.
-        diverged: Seeds of which one run or both diverged. Stages are computed from the other seeds.
-        first_seed: First seed of every stage.
+        alpha: Error rate of the family.
+        max_seeds: Limit of the looks.
+        diverged: Seeds of which one run or both diverged. Looks are computed from the other seeds.
+        first_seed: First seed that counts.
+        sign_alpha: Error rate at which the sign is decided, if `decide_family` allots this comparison more than
+            ``alpha / cases``. The interval is of this error rate too.
 
     Example:
         >>> decide_differences({100 + i: 0.1 * (-1) ** i for i in range(16)}).verdict
         'equivalent'
         >>> str(decide_differences([2.0] * 7))
-        'undecided (0 seeds, a stage needs 8)'
+        'undecided (0 seeds, the first look needs 16)'
     """
-    check_rule(cases=cases, margin=margin, alpha=alpha)
+    check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
     by_seed = dict(differences) if isinstance(differences, Mapping) else dict(enumerate(differences, first_seed))
-    without_pair = {*diverged, *(seed for seed, value in by_seed.items() if math.isnan(value))}
-    looks: list[Look] = []
-    interval, conflict = None, False
-    limit = len(by_seed.keys() | without_pair) if max_seeds is None else max_seeds
-    values: list[float] = []
-    for k, size in enumerate(stages_up_to(limit) if limit >= STAGES[0] or max_seeds is not None else ()):
-        seeds = range(first_seed, first_seed + size)
-        if any(seed not in by_seed and seed not in without_pair for seed in seeds):
-            break
-        values = [by_seed[seed] for seed in seeds if seed not in without_pair]
-        look = _look(values, size, stage_level(k, cases, alpha))
-        looks.append(look)
-        if look.interval is not None:
-            common = look.interval if interval is None else _intersect(interval, look.interval)
-            interval, conflict = common or interval, conflict or common is None
+    values = {seed: value for seed, value in by_seed.items() if seed not in diverged and not math.isnan(value)}
+    known = {*by_seed, *diverged}
+    complete = [n for n in looks_up_to(max_seeds) if known.issuperset(range(first_seed, first_seed + n))]
+    samples = [[values[seed] for seed in range(first_seed, first_seed + n) if seed in values] for n in complete]
+    looks = _looks(complete, samples, alpha / cases)
+    interval, conflict = _in_force(looks)
+    within = interval is not None and -margin < interval.low and interval.high < margin
+    if sign_alpha is not None:
+        looks = _looks(complete, samples, sign_alpha)
+        interval, conflict = _in_force(looks)
+    verdict: Verdict = "equivalent" if within else "undecided"
+    if interval is not None and not interval.holds(0):
+        sign: Literal["higher", "lower"] = "higher" if interval.low > 0 else "lower"
+        verdict = f"{sign}, within the margin" if within else sign  # type: ignore[assignment]
     last = looks[-1] if looks else Look(0, 0, math.nan, None, math.nan)
-    verdict: Verdict = "undecided" if interval is None else _verdict(interval, margin)
-    return Decision(
-        verdict,
-        last.seeds,
-        last.pairs,
-        last.mean,
-        interval,
-        tuple(looks),
-        margin,
-        cases,
-        alpha,
-        conflict,
-        _skewness(values),
-    )
+    skewness = _skewness(samples[-1] if samples else [])
+    rule = (margin, cases, alpha, conflict, skewness)
+    return Decision(verdict, last.seeds, last.pairs, last.mean, interval, looks, *rule)
+
+
+def decide_family(
+    cases: Mapping[Hashable, Mapping[int, float]],
+    *,
+    size: int | None = None,
+    correction: Literal["holm", "benjamini-hochberg"] = "holm",
+    margin: float = MARGIN,
+    alpha: float = ALPHA,
+    max_seeds: int = MAX_SEEDS,
+    diverged: Mapping[Hashable, Collection[int]] | None = None,
+    first_seed: int = FIRST_SEED,
+) -> dict[Hashable, Decision]:
+    """Decide a family of comparisons, which has one error rate.
+
+    Holm's procedure: with r signs decided, the other signs are decided at ``alpha / (size - r)``. With the procedure of
+    Benjamini and Hochberg, for exploratory families, signs are decided at ``alpha * r / size`` for the largest r with
+    which r are decided: alpha then bounds the expected share of wrong signs among those decided.
+
+    Args:
+        cases: Differences by seed, by name of the comparison.
+        size: Number of comparisons of the family, if more than ``cases`` belong to it.
+        correction: The procedure.
+        margin, alpha, max_seeds, first_seed: As in `decide_differences`.
+        diverged: Diverged seeds by name of the comparison.
+
+    Example:
+        >>> clear, close = ({100 + i: mean + (-1) ** i for i in range(16)} for mean in (3.0, 0.87))
+        >>> [one.verdict for one in decide_family({"clear": clear, "close": close}).values()]
+        ['higher', 'higher']
+        >>> decide_differences(close, cases=2).verdict
+        'undecided'
+    """
+    size = len(cases) if size is None else size
+
+    def decide(sign_alpha: float) -> dict[Hashable, Decision]:
+        rule: dict[str, Any] = {"cases": size, "margin": margin, "alpha": alpha, "max_seeds": max_seeds}
+        rule |= {"first_seed": first_seed, "sign_alpha": sign_alpha}
+        return {
+            name: decide_differences(d, diverged=(diverged or {}).get(name, ()), **rule) for name, d in cases.items()
+        }
+
+    def signs(decisions: Mapping[Hashable, Decision]) -> int:
+        return sum(one.verdict.startswith(("higher", "lower")) for one in decisions.values())
+
+    if correction == "holm":
+        decisions, decided = decide(alpha / size), 0
+        while decided < (decided := signs(decisions)) < size:
+            decisions = decide(alpha / (size - decided))
+        return decisions
+    wanted = next((r for r in range(len(cases), 1, -1) if signs(decide(alpha * r / size)) >= r), 1)
+    return decide(alpha * wanted / size)
+
+
+def with_chance(scores: Mapping[int, float], diverged: Collection[int], chance: float) -> dict[int, float]:
+    """Scores by seed in which a diverged seed counts as chance accuracy, for a line on how sensitive a verdict is.
+
+    Example:
+        >>> with_chance({100: 71.5}, [101], chance=20.0)
+        {100: 71.5, 101: 20.0}
+    """
+    return {**scores, **dict.fromkeys(diverged, chance)}
 
 
 def check_rule(*, cases: int = 1, margin: float = MARGIN, alpha: float = ALPHA, max_seeds: int = MAX_SEEDS) -> None:
@@ -290,8 +364,8 @@ def check_rule(*, cases: int = 1, margin: float = MARGIN, alpha: float = ALPHA, 
     if not (_is_real(alpha) and 0 < alpha < 1):
         raise UserError(f"alpha={alpha!r}: use a number between 0 and 1.")
     if not isinstance(max_seeds, Integral):
-        raise UserError(f"max_seeds={max_seeds!r}: use a whole number, {STAGES[0]} or more.")
-    stages_up_to(max_seeds)
+        raise UserError(f"max_seeds={max_seeds!r}: use a whole number, {LOOKS[0]} or more.")
+    looks_up_to(max_seeds)
 
 
 def _is_real(value: object) -> bool:
@@ -351,8 +425,8 @@ def reachable(
         False
     """
     check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
-    stages = stages_up_to(max_seeds)
-    seeds, level = stages[-1], stage_level(len(stages) - 1, cases, alpha)
+    looks = looks_up_to(max_seeds)
+    seeds, level = looks[-1], 1 - nominal_levels(looks, alpha / cases)[-1]
     half = t_quantile(seeds - 1, level) * std / math.sqrt(seeds)
     return Reach(seeds, half, margin, equivalence_probability(margin / std, seeds, level) if std else 1.0)
 
@@ -360,40 +434,62 @@ def reachable(
 def seeds_for_difference(
     std: float, difference: float, cases: int = 1, power: float = POWER, alpha: float = ALPHA
 ) -> int | None:
-    """Smallest stage whose interval excludes zero with a given probability, if the true difference is given.
+    """Number of seeds of the first look whose interval excludes zero with a given probability.
 
-    The probability is that of this stage alone, so that of all looks together is a little higher.
+    The probability is that of this look alone, so that of all looks together is a little higher.
 
     Args:
         std: Standard deviation of the paired differences.
         difference: True mean difference, in the same unit.
-        cases: Number of comparisons among which alpha is divided.
+        cases: Number of comparisons of the family.
         power: The probability.
-        alpha: Probability of any wrong verdict in all these comparisons.
+        alpha: Error rate of the family.
 
     Returns:
-        The number of seeds of the stage; None if the difference is 0, or smaller than millions of seeds can show.
+        The number of seeds of the look; None if no look has the probability.
 
     Example:
-        >>> seeds_for_difference(1.0, 1.0), seeds_for_difference(1.0, 1.0, cases=20), seeds_for_difference(1.0, 0.25)
-        (32, 32, 512)
+        >>> seeds_for_difference(1.0, 1.0), seeds_for_difference(1.0, 1.0, cases=20), seeds_for_difference(1.0, 0.2)
+        (24, 32, None)
     """
     check_rule(cases=cases, alpha=alpha)
     if not (difference and math.isfinite(difference) and math.isfinite(std)):
         return None
-    for k in range(_LAST_STAGE):
-        level = stage_level(k, cases, alpha)
-        if not std or t_test_power(abs(difference) / std, stage_seeds(k), level=level) >= power:
-            return stage_seeds(k)
+    for seeds, level in zip(LOOKS, nominal_levels(LOOKS, alpha / cases), strict=True):
+        if not std or t_test_power(abs(difference) / std, seeds, level=1 - level) >= power:
+            return seeds
     return None
 
 
-def _look(values: list[float], seeds: int, level: float) -> Look:
-    mean = fmean(values) if values else math.nan
-    return Look(seeds, len(values), mean, t_interval(values, level) if values else None, level)
+def _looks(sizes: Sequence[int], samples: Sequence[Sequence[float]], alpha: float) -> tuple[Look, ...]:
+    """The looks; one that has no more pairs than the look before, as all new seeds diverged, has no interval."""
+    counts = [len(sample) for sample in samples]
+    informative = [count > max([1, *counts[:k]]) for k, count in enumerate(counts)]
+    levels = iter(nominal_levels(tuple(count for count, use in zip(counts, informative, strict=True) if use), alpha))
+    looks = []
+    for seeds, sample, use in zip(sizes, samples, informative, strict=True):
+        level = 1 - next(levels) if use else math.nan
+        interval = t_interval(sample, level) if use else None
+        looks.append(Look(seeds, len(sample), fmean(sample) if sample else math.nan, interval, level))
+    return tuple(looks)
 
 
-def _skewness(values: list[float]) -> float:
+def _in_force(looks: Sequence[Look]) -> tuple[Interval | None, bool]:
+    """Intersection of the intervals, and whether one of them did not overlap the earlier ones and is left out."""
+    interval, conflict = None, False
+    for look in looks:
+        if look.interval is not None:
+            low, high = (
+                look.interval
+                if interval is None
+                else (max(interval.low, look.interval.low), min(interval.high, look.interval.high))
+            )
+            conflict = conflict or low > high
+            interval = Interval(low, high) if low <= high else interval
+    return interval, conflict
+
+
+def _skewness(values: Sequence[float]) -> float:
     """Third central moment over the standard deviation cubed; NaN if all values are equal."""
     if not values:
         return math.nan
@@ -402,32 +498,14 @@ def _skewness(values: list[float]) -> float:
     return fmean(((value - mean) / std) ** 3 for value in values) if std > 0 else math.nan
 
 
-def _intersect(a: Interval, b: Interval) -> Interval | None:
-    low, high = max(a.low, b.low), min(a.high, b.high)
-    return Interval(low, high) if low <= high else None
-
-
-def _is_within(interval: Interval, margin: float) -> bool:
-    return -margin < interval.low and interval.high < margin
-
-
-def _verdict(interval: Interval, margin: float) -> Verdict:
-    within = _is_within(interval, margin)
-    if interval.low > 0:
-        return "higher, within the margin" if within else "higher"
-    if interval.high < 0:
-        return "lower, within the margin" if within else "lower"
-    return "equivalent" if within else "undecided"
-
-
 def _seeds_text(decision: Decision) -> str:
     if not decision.looks:
-        return f"0 seeds, a stage needs {STAGES[0]}"
+        return f"0 seeds, the first look needs {LOOKS[0]}"
     parts = [f"{decision.seeds} seeds"]
     if decision.diverged:
         parts.append(f"{decision.diverged} of them diverged")
     if abs(decision.skewness) > SKEWED:
         parts.append(f"skewed differences ({decision.skewness:+.1f})")
     if decision.conflict:
-        parts.append("the intervals of two stages do not overlap")
+        parts.append("the intervals of two looks do not overlap")
     return ", ".join(parts)

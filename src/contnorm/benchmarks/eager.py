@@ -19,7 +19,7 @@ from contnorm.bench.models.resnet import ResNet18
 from contnorm.benchmarks.step import StepCase, step_config
 from contnorm.benchmarks.timing import Percentiles
 from contnorm.kernels.triton.continual import replay
-from contnorm.layers.continual import ContinualNorm2d
+from contnorm.norms.continual import ContinualNorm2d
 
 __all__ = ["EagerCase", "EagerRow", "HostCase", "HostRow", "measure_eager_steps", "measure_host"]
 

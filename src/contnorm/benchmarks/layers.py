@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.benchmarks.timing import Percentiles, copy_bandwidth, measure_time
-from contnorm.functional import continual_norm
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
+from contnorm.norms.continual import continual_norm
 
 __all__ = ["SHAPES", "LayerCase", "LayerRow", "measure_layers"]
 

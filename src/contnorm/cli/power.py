@@ -75,7 +75,7 @@ def _show(table: PowerTable) -> None:
     level = f"{100 * table.alpha:g} %" + (f" over {table.cases} comparisons" if table.cases > 1 else "")
     print_text(
         f"Seeds with which the difference is detected with a probability of {100 * table.power:g} %, at an error rate "
-        f"of {level}: by one paired t test at the end, or in stages of 8, 16, 32, ... seeds with a look at each.",
+        f"of {level}: by one paired t test at the end, or with looks at 16, 24, 32, ... and 128 seeds.",
         console,
     )
     print_text(f"Equivalence: {table.reach}.", console)

@@ -14,7 +14,7 @@ from torch import nn
 
 from contnorm.convert.detected import DetectedNorm
 from contnorm.convert.neighbours import ACTIVATIONS, NeighbourMap, Neighbours
-from contnorm.layers.activation import AbsorbedActivation, ActivationNorm
+from contnorm.norms.activation import AbsorbedActivation, ActivationNorm
 
 __all__ = ["Absorption", "absorbed_act", "plan_absorption"]
 

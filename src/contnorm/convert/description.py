@@ -14,12 +14,12 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from contnorm.convert.detect import detect_norm, holds_moments
 from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
 from contnorm.convert.selection import floating_tensors
-from contnorm.layers.activation import AbsorbedActivation, ActivationNorm
-from contnorm.layers.base import NormLayer
-from contnorm.layers.continual import ContinualNormBase
-from contnorm.layers.weight_standardization import WSGroupNorm, is_standardized
 from contnorm.moments.freeze import is_frozen
 from contnorm.norm_entry import Dim, layer_parameters
+from contnorm.norms.activation import AbsorbedActivation, ActivationNorm
+from contnorm.norms.base import NormLayer
+from contnorm.norms.continual import ContinualNormBase
+from contnorm.norms.weight_standardization import WSGroupNorm, is_standardized
 from contnorm.registry import NORMS
 
 __all__ = ["ModelTree", "NormInModel", "class_name", "describe_layer", "describe_model", "describe_with_neighbours"]

@@ -30,11 +30,11 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
 from contnorm.convert.norm_comparison import compare_with_norm
-from contnorm.layers.base import NormLayer
-from contnorm.layers.continual import ContinualNormBase
-from contnorm.layers.stock import StockGroupNorm
-from contnorm.layers.sync import SyncContinualNorm
 from contnorm.norm_entry import NormEntry, layer_parameters, norm_class
+from contnorm.norms.base import NormLayer
+from contnorm.norms.continual import ContinualNormBase
+from contnorm.norms.stock import StockGroupNorm
+from contnorm.norms.sync import SyncContinualNorm
 from contnorm.registry import NORMS
 
 __all__ = ["detect_norm", "drop_and_act", "holds_moments"]

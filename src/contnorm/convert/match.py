@@ -16,12 +16,12 @@ from contnorm.convert.neighbours import ACTIVATIONS
 from contnorm.convert.replacement import build_layer, placement, swap_modules, transfer_state
 from contnorm.convert.selection import NormToReplace, hook_refusal, unreplaceable_modules
 from contnorm.convert.sync import build_synced, has_synced_form
-from contnorm.layers.activation import AbsorbedActivation, ActivationNorm
-from contnorm.layers.base import MomentNorm, NormLayer
-from contnorm.layers.stock import StockGroupNorm
-from contnorm.layers.weight_standardization import WSGroupNorm, check_standardizable, standardize, unstandardize
 from contnorm.moments.freeze import freeze_stats
 from contnorm.norm_entry import Dim, NormEntry, accepted_options, norm_class
+from contnorm.norms.activation import AbsorbedActivation, ActivationNorm
+from contnorm.norms.base import MomentNorm, NormLayer
+from contnorm.norms.stock import StockGroupNorm
+from contnorm.norms.weight_standardization import WSGroupNorm, check_standardizable, standardize, unstandardize
 from contnorm.plugins import load_plugins
 from contnorm.registry import NORMS
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from contnorm.convert.norm_comparison import random_state_restored
-from contnorm.layers.activation import AbsorbedActivation, observe_normed_relu
 from contnorm.moments.freeze import evaluation_mode
 from contnorm.norm_entry import Dim
+from contnorm.norms.activation import AbsorbedActivation, observe_normed_relu
 
 __all__ = ["ACTIVATIONS", "CONVOLUTIONS", "NeighbourMap", "Neighbours", "find_neighbours", "input_dims", "run_example"]
 

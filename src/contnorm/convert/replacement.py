@@ -11,9 +11,9 @@ from contnorm.checks import auto_groups
 from contnorm.convert.activations import absorbed_act
 from contnorm.convert.detect import drop_and_act, holds_moments
 from contnorm.convert.selection import NormToReplace, floating_tensors
-from contnorm.layers.base import MomentNorm, NormLayer
 from contnorm.moments.freeze import freeze_stats, is_frozen
 from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, norm_class
+from contnorm.norms.base import MomentNorm, NormLayer
 from contnorm.registry import NORMS
 
 __all__ = ["build_layer", "placement", "swap_modules", "transfer_state"]

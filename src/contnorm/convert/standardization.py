@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from contnorm.convert.neighbours import CONVOLUTIONS, NeighbourMap
-from contnorm.layers.weight_standardization import WSGroupNorm, check_standardizable, standardize, unstandardize
+from contnorm.norms.weight_standardization import WSGroupNorm, check_standardizable, standardize, unstandardize
 
 __all__ = ["Standardization", "plan_standardization", "standardize_convolutions"]
 

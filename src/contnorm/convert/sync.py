@@ -12,8 +12,8 @@ from contnorm.convert.detected import DetectedNorm
 from contnorm.convert.neighbours import input_dims
 from contnorm.convert.replacement import build_layer, placement, swap_modules, transfer_state
 from contnorm.convert.selection import Filter, NormToReplace, dim_of_convolutions, layer_named_in_errors, select_layers
-from contnorm.layers.sync import SyncContinualNorm
 from contnorm.norm_entry import Dim, NormEntry, accepted_options, check_options, norm_class
+from contnorm.norms.sync import SyncContinualNorm
 from contnorm.registry import NORMS
 
 __all__ = ["build_synced", "convert_sync", "has_synced_form", "revert_sync"]

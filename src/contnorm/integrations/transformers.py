@@ -27,11 +27,11 @@ from contnorm.convert.spec_format import check_spec
 from contnorm.integrations.extras import missing_extra
 from contnorm.integrations.generators import generators_restored
 from contnorm.integrations.moment_data import Batches, all_processes, check_batches, select_batches
-from contnorm.layers.renorm import BatchRenormBase
 from contnorm.model_norms import apply_norm_spec, norm_spec
 from contnorm.moments.batches import Call, call_on_batch
 from contnorm.moments.buffers import Frozen
 from contnorm.moments.reestimate import reestimate
+from contnorm.norms.renorm import BatchRenormBase
 
 try:
     from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel

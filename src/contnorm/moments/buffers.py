@@ -11,9 +11,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from contnorm.checks import in_float64, widest
 from contnorm.convert.detect import detect_norm, holds_moments
 from contnorm.convert.detected import DetectedNorm, UnsupportedNorm
-from contnorm.functional.batch import channel_moments, unbiased
-from contnorm.layers.base import MomentNorm
 from contnorm.moments.freeze import is_frozen
+from contnorm.norms.base import MomentNorm, channel_moments, unbiased
 from contnorm.registry import NORMS
 
 __all__ = [

@@ -20,7 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from contnorm.checks import check_model
 from contnorm.convert.detect import detect_norm, holds_moments
 from contnorm.convert.detected import DetectedNorm
-from contnorm.layers.base import MomentNorm
+from contnorm.norms.base import MomentNorm
 
 __all__ = ["FREEZING_HOOKS", "evaluation_mode", "freeze_stats", "frozen_stats", "is_frozen", "released_stats"]
 

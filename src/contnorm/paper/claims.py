@@ -22,12 +22,11 @@ import numpy as np
 from contnorm.bench.records import spread_over_seeds
 from contnorm.bench.sequential import (
     FIRST_SEED,
+    LOOKS,
     MARGIN,
-    STAGES,
     Decision,
     decide_differences,
     reachable,
-    stage_seeds,
 )
 from contnorm.bench.spread import Spread, spread_ratio
 from contnorm.bench.stats import (
@@ -68,7 +67,6 @@ OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "equivalent", "does n
 Evidence = Literal["staged", "exploratory"]
 TAIL_RESAMPLES = 10  # bootstrap samples beyond either end of an interval, so that its ends are known
 MOST_RESAMPLES = 100_000
-MOST_STAGES = 12  # stages to look ahead for the seeds that a case would need: 16,384 seeds
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ class StagedRule:
         return decide_differences(differences, cases=self.comparisons, margin=self.margin, diverged=diverged)
 
     def half_width(self, std: float, seeds: int) -> float:
-        """Half the width of the interval of the stage with so many seeds, for a standard deviation of differences."""
+        """Half the width of the interval of the look at so many seeds, for a standard deviation of differences."""
         return reachable(std, self.margin, self.comparisons, seeds).half_width
 
 
@@ -346,13 +344,13 @@ def _staged_case(claim: Claim, comparison: CellComparison, values: _Values, rule
 def _staged_spread_case(
     what: str, decision: Decision, values: _Values, counted: Collection[int], rule: StagedRule
 ) -> ClaimCase:
-    """Case of a claim on the spread over seeds: with and without the extreme seeds, at every complete stage."""
+    """Case of a claim on the spread over seeds: with and without the extreme seeds, at every complete look."""
     looks = [(look.level, FIRST_SEED + look.seeds) for look in decision.looks]
     spreads = [spread for level, end in looks if (spread := _spread(values, end, level)) is not None]
     notes = [f"{decision.diverged} of {decision.seeds} seeds diverged"] if decision.diverged else []
     if not spreads:
         none = f"no fresh seeds of {' and '.join(values.not_run)}"
-        first = f"{len(counted)} of the {STAGES[0]} seeds of the first stage"
+        first = f"{len(counted)} of the {LOOKS[0]} seeds of the first look"
         notes.append(none if values.not_run else "no spread over seeds" if decision.looks else first)
         return ClaimCase(what, len(counted), "undecided", None, None, note="; ".join(notes))
     interval = _intersection([spread.deviation.interval for spread in spreads])
@@ -375,7 +373,7 @@ def _spread(values: _Values, end: int, level: float) -> Spread | None:
     return _resampled_spread(ours, theirs, level)
 
 
-@lru_cache(maxsize=256)  # after every stage, all cases are decided anew, and a bootstrap takes a second
+@lru_cache(maxsize=256)  # at every look, all cases are decided anew, and a bootstrap takes a second
 def _resampled_spread(
     ours: tuple[tuple[int, float], ...], theirs: tuple[tuple[int, float], ...], level: float
 ) -> Spread | None:
@@ -388,7 +386,7 @@ def _resampled_spread(
 
 
 def _intersection(intervals: Sequence[Interval]) -> Interval:
-    """Intersection of the intervals of ratios of all stages; one that does not overlap the earlier ones is left out."""
+    """Intersection of the intervals of ratios of all looks; one that does not overlap the earlier ones is left out."""
     low, high = 0.0, math.inf
     for one in intervals:
         new = (
@@ -413,12 +411,12 @@ def _needed_ratio_seeds(interval: Interval, seeds: int) -> int | None:
         return None
     half = (math.log(interval.high) - math.log(interval.low)) / 2
     wanted = max(seeds + 1, seeds * (half / abs(center)) ** 2)
-    return next((stage_seeds(k) for k in range(MOST_STAGES) if stage_seeds(k) >= wanted), None)
+    return next((look for look in LOOKS if look >= wanted), None)
 
 
 def _is_counted(seed: int, decision: Decision) -> bool:
-    """Whether a fresh seed belongs to the last complete stage or, before the first one, to the stage that is begun."""
-    return FIRST_SEED <= seed < FIRST_SEED + (decision.seeds or STAGES[0])
+    """Whether a fresh seed belongs to the last complete look or, before the first one, to the look that is begun."""
+    return FIRST_SEED <= seed < FIRST_SEED + (decision.seeds or LOOKS[0])
 
 
 def _staged_outcome(claim: Claim, decision: Decision) -> tuple[CaseOutcome, str]:
@@ -445,7 +443,7 @@ def _staged_notes(
     if decision.diverged:
         yield f"{decision.diverged} of {decision.seeds} seeds diverged"
     if decision.conflict:
-        yield "the intervals of two stages do not overlap, and the later one is left out"
+        yield "the intervals of two looks do not overlap, and the later one is left out"
     if _staged_outcome(claim, decision)[0] != "undecided":
         return
     if values.not_run:
@@ -453,16 +451,15 @@ def _staged_notes(
     elif not values.has_score:
         yield f"{claim.score} has no value in these runs"
     elif decision.interval is None or pair is None:
-        yield f"{0 if pair is None else len(pair.differences)} of the {STAGES[0]} seeds of the first stage"
+        yield f"{0 if pair is None else len(pair.differences)} of the {LOOKS[0]} seeds of the first look"
     else:
         yield _needed_text(_needed_seeds(claim, decision, pair, rule), rule.max_seeds)
 
 
 def _needed_seeds(claim: Claim, decision: Decision, pair: PairedDifference, rule: StagedRule) -> int | None:
-    """Seeds of the first later stage that decides a case if mean and spread stay as they are; None if none does."""
+    """Seeds of the first later look that decides a case if mean and spread stay as they are; None if none does."""
     std = spread_over_seeds(list(pair.differences))[1]
-    for k in range(MOST_STAGES):
-        seeds = stage_seeds(k)
+    for seeds in LOOKS:
         half = rule.half_width(std, seeds)
         interval = Interval(pair.mean - half, pair.mean + half)
         if seeds > decision.seeds and _is_decisive(claim, interval, rule):
@@ -477,6 +474,6 @@ def _is_decisive(claim: Claim, interval: Interval, rule: StagedRule) -> bool:
 
 def _needed_text(seeds: int | None, limit: int | None) -> str:
     if seeds is None:
-        return f"would need more than {stage_seeds(MOST_STAGES - 1):,} seeds, with this mean and spread"
+        return f"would need more than {LOOKS[-1]} seeds, with this mean and spread"
     beyond = f", more than the limit of {limit}" if limit is not None and seeds > limit else ""
     return f"would need about {seeds:,} seeds, with this mean and spread{beyond}"

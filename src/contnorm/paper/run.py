@@ -20,7 +20,7 @@ from contnorm.bench.data.registry import SOURCES, data_root, location_of
 from contnorm.bench.engine.run import RunOptions
 from contnorm.bench.engine.launch import list_devices
 from contnorm.bench.records import Store
-from contnorm.bench.sequential import FIRST_SEED, MARGIN, MAX_SEEDS, STAGES, check_rule
+from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.errors import UserError, unknown
@@ -335,13 +335,13 @@ def _warn_of_precision(missing: int, total: int, numerics: Numerics, usual: Nume
 
 
 def _recorded_stages(table: _Table) -> tuple[list[TableVariant], list[str]]:
-    """The variant of recorded fresh seeds, if any cell has those of the first stage; and errors of their records."""
+    """The variant of recorded fresh seeds, if any cell has those of the first look; and errors of their records."""
     plan = _staged_plan(table.recipe, table.options)
     if table.options.modified or not plan.cells:
         return [], []
     staged = _staged_runs(table, plan, limited=False)
     records = staged.records
-    if len(records.seeds) < STAGES[0]:
+    if len(records.seeds) < LOOKS[0]:
         return [], []
     return [_staged_variant(plan, staged, records)], records.problems
 

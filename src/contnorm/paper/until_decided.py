@@ -1,6 +1,6 @@
-"""Add fresh seeds to the runs of a recipe, stage by stage, until its claims are decided. Needs torch.
+"""Add fresh seeds to the runs of a recipe, look by look, until its claims are decided. Needs torch.
 
-Only the cells of undecided cases get the seeds of the next stage. A case whose data is absent gets none.
+Only the cells of undecided cases get the seeds of the next look. A case whose data is absent gets none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.console import Console
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store, spread_over_seeds
-from contnorm.bench.sequential import FIRST_SEED, STAGES, Reach, reachable, stages_up_to
+from contnorm.bench.sequential import FIRST_SEED, LOOKS, Reach, looks_up_to, reachable
 from contnorm.paper.cells import RecipeCell
 from contnorm.paper.claims import StagedRule, decided_comparisons, differences_of, has_margin
 from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparisons_of
@@ -65,7 +65,7 @@ class StagedRuns:
     store: Store
 
     def run(self, environment: RunOptions, console: Console | None) -> Execution:
-        """Run the stages until all cases are decided, the limit is reached, or runs fail or are stopped."""
+        """Run seeds, look by look, until all cases are decided, the limit is reached, or runs fail or are stopped."""
         for seeds in self._stages:
             undecided, total = self._undecided()
             records = RecipeRecords(self.store, fresh_seeds(seeds))
@@ -77,7 +77,7 @@ class StagedRuns:
             if not missing:
                 continue
             left = f"{_are(len(undecided), total)} undecided"
-            print_line(f"Stage of {seeds} seeds: {left}; {missing} runs are missing.", console)
+            print_line(f"Look at {seeds} seeds: {left}; {missing} runs are missing.", console)
             execution = run_jobs(jobs, environment, console)
             if execution.failure or execution.stopped is not None or records.finished(jobs) < len(jobs):
                 return execution
@@ -101,10 +101,10 @@ class StagedRuns:
 
     @property
     def _stages(self) -> tuple[int, ...]:
-        return stages_up_to(self.rule.max_seeds) if self.rule.max_seeds is not None else ()
+        return looks_up_to(self.rule.max_seeds) if self.rule.max_seeds is not None else ()
 
     def _cells(self, undecided: Sequence[CellComparison], records: RecipeRecords) -> list[RecipeCell]:
-        """Cells of the comparisons that have, or can be given, all seeds of a stage."""
+        """Cells of the comparisons that have, or can be given, all seeds of a look."""
         lacking = {cell for cell in self.absent if not records.complete(self.configs[cell])}
         return list(dict.fromkeys(cell for one in undecided if lacking.isdisjoint(one.cells) for cell in one.cells))
 
@@ -117,7 +117,7 @@ class StagedRuns:
 
     def _undecided(self) -> tuple[list[CellComparison], int]:
         """Comparisons that could be decided by more seeds, and the number of all cases with data."""
-        first = RecipeRecords(self.store, fresh_seeds(STAGES[0]))
+        first = RecipeRecords(self.store, fresh_seeds(LOOKS[0]))
         without = {cell for cell in self.absent if not first.complete(self.configs[cell])}
         with_data = [(one, done) for one, done in self._decided() if without.isdisjoint(one.cells)]
         return [one for one, done in with_data if not done], len(with_data)
@@ -159,10 +159,10 @@ def reach_lines(recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRu
         rule: The staged rule of the table.
         max_seeds: Largest number of seeds allowed.
     """
-    stages = stages_up_to(max_seeds)
+    looks = looks_up_to(max_seeds)
     lines = [
         f"{rule.comparisons} comparison{'s share' if rule.comparisons > 1 else ' has'} an error rate of 5 %, over "
-        f"stages of {', '.join(map(str, stages))} seeds from seed {FIRST_SEED} on."
+        f"looks at {', '.join(map(str, looks))} seeds from seed {FIRST_SEED} on."
     ]
     reaches = dict(_reaches(recipe, measured, rule, max_seeds))
     known = {what: reach for what, reach in reaches.items() if reach is not None}
@@ -171,7 +171,7 @@ def reach_lines(recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRu
         return [*lines, f"Whether the margin can be reached is not known.{unknown}"] if reaches else lines
     within = sum(reach.is_reachable for reach in known.values())
     lines.append(
-        f"Margin {rule.margin:g}: by the recorded spread it is reachable with {stages[-1]} seeds in {within} of "
+        f"Margin {rule.margin:g}: by the recorded spread it is reachable with {looks[-1]} seeds in {within} of "
         f"{len(known)} case{'' if len(known) == 1 else 's'}.{unknown}"
     )
     worst = max(known, key=lambda what: known[what].half_width / known[what].margin)
@@ -186,7 +186,7 @@ def reach_lines(recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRu
 def _reaches(
     recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRule, max_seeds: int
 ) -> Iterator[tuple[str, Reach | None]]:
-    """Each comparison of claims with a margin, and what the last stage can show of it; None without a spread."""
+    """Each comparison of claims with a margin, and what the last look can show of it; None without a spread."""
     by_cell = {one.cell: one for one in measured}
     for claim in recipe.claims:
         margin = _margin(claim, rule)

@@ -6,6 +6,7 @@ import copy
 import math
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,8 +248,10 @@ def test_recorded_memory_moments_do_not_change_the_hash_and_are_resumed(root: Pa
     assert list(whole.evaluated) == ["running", "memory"] and whole.evaluated["running"] == plain.evaluated["running"]
     stopped = replace(both, runs=tmp_path / "stopped")
     learned: list[TaskDone] = []
-    for event in execute([Job(config, 0)], stopped, stop=lambda: bool(learned)):
-        learned += [event.what] if isinstance(event.what, TaskDone) else []
+    stop = partial(bool, learned)  # once a task is learned
+    for event in execute([Job(config, 0)], stopped, stop=stop):
+        if isinstance(event.what, TaskDone):
+            learned.append(event.what)
     (left,) = stopped_runs(tmp_path / "stopped").runs
     assert left.memory_moments and RunDir.of(left.job, stopped.store).checkpoints.latest_step() > 0
     (resumed,) = bench.resume(tmp_path / "stopped", root=root)

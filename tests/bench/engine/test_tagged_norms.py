@@ -16,9 +16,9 @@ from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.strategies.base import Batch, together
 from contnorm.errors import UserError
-from contnorm.functional import task_balanced
-from contnorm.layers.adaptive import AdaptiveBalanceNormBase
-from contnorm.layers.task_balanced import TaskBalancedNormBase
+from contnorm.norms import task_balanced
+from contnorm.norms.adaptive import AdaptiveBalanceNormBase
+from contnorm.norms.task_balanced import TaskBalancedNormBase
 
 CPU = torch.device("cpu")
 NORMS = ("adab2n", "tbbn")

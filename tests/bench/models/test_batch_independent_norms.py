@@ -20,7 +20,7 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.build import build_model
 from contnorm.errors import UserError
 from contnorm.kernels.side_stream import SideStream, side_stream_gradients
-from contnorm.layers.weight_standardization import is_standardized
+from contnorm.norms.weight_standardization import is_standardized
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 
 NORMS = ["evonorm_s0", "frn", "gn_ws"]

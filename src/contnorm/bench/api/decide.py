@@ -21,7 +21,7 @@ from contnorm.bench.decision import PairedDecision, check_different, decide_reco
 from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.escape import escape_terminal
 from contnorm.bench.records import Record, Store
-from contnorm.bench.sequential import ALPHA, FIRST_SEED, MARGIN, MAX_SEEDS, check_rule, stages_up_to
+from contnorm.bench.sequential import ALPHA, FIRST_SEED, MARGIN, MAX_SEEDS, check_rule, looks_up_to
 from contnorm.errors import UserError
 
 __all__ = ["decide"]
@@ -49,10 +49,10 @@ def decide(
 ) -> PairedDecision:
     """Decide whether the score of ``a`` is higher than, lower than or equivalent to that of ``b``, over paired seeds.
 
-    Results of `bench.run`, and experiments that are described by their arguments, are run with further seeds, in stages
-    of 8, 16, 32, 64 and 128 seeds, until the comparison is decided or the limit is reached. Recorded runs are decided
-    by the seeds that they have. Looking after every stage is allowed for: the probability of any wrong verdict is at
-    most ``alpha``, if the differences are normally distributed (see `contnorm.bench.sequential`).
+    Results of `bench.run`, and experiments that are described by their arguments, are run with further seeds until
+    the comparison is decided or the limit is reached, with looks at 16, 24, 32, ... and 128 seeds. Recorded runs are
+    decided by the seeds that they have. All these looks are allowed for: the probability of a wrong verdict is at most
+    ``alpha``, if the differences are normally distributed (see `contnorm.bench.sequential`).
 
     The seeds 100, 101, ... count. Those below are exploratory, since settings may have been chosen with them; they tell
     whether the margin can be reached, and nothing else.
@@ -71,10 +71,10 @@ def decide(
             continues. None to keep the results in memory only.
         add_seeds: Whether to run further seeds of results; False to decide by the seeds that they have.
         device, lanes, threads: As in `run`.
-        progress: Whether to show progress and a line for each stage; or the rich console to show them on.
+        progress: Whether to show progress and a line for each look; or the rich console to show them on.
 
     Returns:
-        The verdict, the interval and all stages, with the records of a and b.
+        The verdict, the interval and all looks, with the records of a and b.
 
     Raises:
         UserError: If an argument is invalid, the experiments can't be compared, or all first runs diverged.
@@ -83,9 +83,9 @@ def decide(
     Example:
         >>> logging.getLogger("contnorm").setLevel("ERROR")
         >>> stream = load_stream("split-mnist", source="digits", tasks=2, train_per_task=40)
-        >>> decision = decide({"norm": "bn"}, {"norm": "bn", "lr": 1e-5}, stream=stream, max_seeds=8, lanes=1)
+        >>> decision = decide({"norm": "bn"}, {"norm": "bn", "lr": 1e-5}, stream=stream, max_seeds=16, lanes=1)
         >>> decision.verdict, decision.seeds
-        ('higher', 8)
+        ('higher', 16)
     """
     check_rule(margin=margin, cases=cases, alpha=alpha, max_seeds=max_seeds)
     if not isinstance(first_seed, int) or first_seed < 0:
@@ -109,21 +109,21 @@ def decide(
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     first, second = (_Side.of(side, name, stream, runs, first_seed + max_seeds) for name, side in sides.items())
     rule["score"] = check_score(score, stream)
-    stages = _Stages(stream, (first, second), rule, console)
-    stages.check()
-    stages.print_reach()
+    looks = _Looks(stream, (first, second), rule, console)
+    looks.check()
+    looks.print_reach()
     decision = None
-    for size in stages_up_to(max_seeds):
+    for size in looks_up_to(max_seeds):
         if decision is not None and decision.seeds >= size:  # all its seeds were recorded before
             continue
         seeds = range(first_seed, first_seed + size)
-        stages.run(seeds, runs=runs, device=device, lanes=lanes, threads=threads)
-        decision = stages.decide()
-        stages.report(decision)
+        looks.run(seeds, runs=runs, device=device, lanes=lanes, threads=threads)
+        decision = looks.decide()
+        looks.report(decision)
         if decision.is_decided:
             break
-        stages.print_reach()
-    assert decision is not None  # there is at least one stage
+        looks.print_reach()
+    assert decision is not None  # there is at least one look
     return decision
 
 
@@ -194,8 +194,8 @@ class _Side:
         return seed in self.records or seed in self.diverged
 
 
-class _Stages:
-    """Runs two experiments stage by stage, and reports each stage. It is the `RunMonitor` of these runs.
+class _Looks:
+    """Runs two experiments look by look, and reports each look. It is the `RunMonitor` of these runs.
 
     Args:
         stream: Stream of both experiments.
@@ -229,7 +229,7 @@ class _Stages:
                 self._print(text)
 
     def run(self, seeds: range, **options: Any) -> None:
-        """Run those seeds of a stage that are not known for both."""
+        """Run those seeds of a look that are not known for both."""
         missing = [seed for seed in seeds if not all(side.knows(seed) for side in self._sides)]
         if not missing:
             return
@@ -248,7 +248,7 @@ class _Stages:
         return decide_records(a, b, **self._rule)
 
     def report(self, decision: PairedDecision) -> None:
-        """Print a line for a stage, and keep it above the progress bars of the next one."""
+        """Print a line for a look, and keep it above the progress bars of the next one."""
         self._line = decision.sentence
         self._print(self._line)
 

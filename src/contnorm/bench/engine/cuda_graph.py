@@ -31,7 +31,7 @@ from contnorm.errors import UserCodeError
 from contnorm.kernels.side_stream import SideStream
 from contnorm.kernels.triton.convolution.table import using_table
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
-from contnorm.layers.base import NormLayer
+from contnorm.norms.base import NormLayer
 
 __all__ = ["Stepper", "compile_kernels", "stepper_for"]
 

@@ -19,8 +19,8 @@ from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
 from contnorm.convert.detect import detect_norm
 from contnorm.convert.detected import DetectedNorm
 from contnorm.errors import UserError
-from contnorm.layers.stock import stock_norm
 from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, norm_class
+from contnorm.norms.stock import stock_norm
 from contnorm.registry import find_norm, numbered_name
 
 __all__ = [

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from contnorm.bench.models.norm_layers import NormMaker
 from contnorm.kernels.side_stream import Convolution
 from contnorm.kernels.triton.max_pool import StemPool
-from contnorm.layers.activation import linear_norm, normed_relu
+from contnorm.norms.activation import linear_norm, normed_relu
 
 __all__ = ["DEPTHS", "DeepResNet", "ResNet18", "identify_resnet"]
 

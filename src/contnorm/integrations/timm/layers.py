@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.integrations.extras import missing_extra
-from contnorm.layers.activation import ActivationNorm
-from contnorm.layers.adaptive import AdaptiveBalanceNorm2d
-from contnorm.layers.balanced import BalancedBatchNorm2d
-from contnorm.layers.base import NormLayer
-from contnorm.layers.batch import BatchNorm2d
-from contnorm.layers.continual import ContinualNorm2d
-from contnorm.layers.evonorm import EvoNorm2d
-from contnorm.layers.filter_response import FilterResponseNorm2d
-from contnorm.layers.group import GroupNorm2d, InstanceNorm2d, LayerNorm2d
-from contnorm.layers.instance_aware import InstanceAwareBatchNorm2d
-from contnorm.layers.none import NoNorm2d
-from contnorm.layers.renorm import BatchRenorm2d
-from contnorm.layers.robust import RobustBatchNorm2d
-from contnorm.layers.switchable import SwitchNorm2d
-from contnorm.layers.task_balanced import TaskBalancedNorm2d
 from contnorm.norm_entry import accepted_options
+from contnorm.norms.activation import ActivationNorm
+from contnorm.norms.adaptive import AdaptiveBalanceNorm2d
+from contnorm.norms.balanced import BalancedBatchNorm2d
+from contnorm.norms.base import NormLayer
+from contnorm.norms.batch import BatchNorm2d
+from contnorm.norms.continual import ContinualNorm2d
+from contnorm.norms.evonorm import EvoNorm2d
+from contnorm.norms.filter_response import FilterResponseNorm2d
+from contnorm.norms.group import GroupNorm2d, InstanceNorm2d, LayerNorm2d
+from contnorm.norms.instance_aware import InstanceAwareBatchNorm2d
+from contnorm.norms.none import NoNorm2d
+from contnorm.norms.renorm import BatchRenorm2d
+from contnorm.norms.robust import RobustBatchNorm2d
+from contnorm.norms.switchable import SwitchNorm2d
+from contnorm.norms.task_balanced import TaskBalancedNorm2d
 
 try:
     from timm.layers import BatchNormAct2d, create_act_layer

@@ -14,9 +14,9 @@ from torch import nn
 
 from contnorm.integrations.timm.layers import ACT_CLASS_OF, ACT_CLASSES
 from contnorm.integrations.timm.tools import replace_functions, swap_functions
-from contnorm.layers.activation import ActivationNorm
-from contnorm.layers.group import LayerNorm2d
 from contnorm.norm_entry import DIMS, norm_class
+from contnorm.norms.activation import ActivationNorm
+from contnorm.norms.group import LayerNorm2d
 from contnorm.registry import NORMS
 
 __all__ = ["register", "registered_names", "unregister"]

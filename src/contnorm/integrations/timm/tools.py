@@ -12,10 +12,10 @@ import timm.utils.model  # its functions are replaced too
 from torch import nn
 
 from contnorm import convert_sync
-from contnorm.layers.base import MomentNorm
-from contnorm.layers.batch import BatchNorm2d
-from contnorm.layers.continual import ContinualNormBase
 from contnorm.moments.freeze import freeze_stats
+from contnorm.norms.base import MomentNorm
+from contnorm.norms.batch import BatchNorm2d
+from contnorm.norms.continual import ContinualNormBase
 
 __all__ = ["replace_functions", "swap_functions"]
 

@@ -1,0 +1,166 @@
+"""Norms that contain an activation, and the activations of a network that they replace.
+
+EvoNorm-S0 and filter response normalization are a norm and an activation in one formula. Such a layer takes the place
+of a norm and of the activation that directly follows it. Where none follows, as before a residual sum, the layer is
+built with ``apply_act=False``: it normalizes, has no parameter of the activation, and the network's own activation
+after the sum remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contnorm.norms.base import NormLayer
+from contnorm.norms.group import SampleNorm
+
+__all__ = ["AbsorbedActivation", "ActivationNorm", "linear_norm", "normed_relu", "observe_normed_relu"]
+
+
+_ACTIVATED = "_contnorm_activated"  # attribute of an output that a shared activation must not be applied to
+
+
+class ActivationNorm(SampleNorm):
+    """Base of norms that contain an activation.
+
+    Attributes:
+        apply_act: Whether the layer applies its activation. If not, ``act_parameter`` does not exist.
+        absorbed: The activations of a converted model that this layer replaces.
+    """
+
+    has_triton_kernels: ClassVar[bool] = False
+    own_options: ClassVar[tuple[str, ...]] = ("apply_act",)
+    act_parameter: ClassVar[str]  # name of the activation's parameter, with one value per channel
+    act_initial: ClassVar[float]  # its initial value
+    apply_act: bool
+    absorbed: tuple[nn.Module, ...] = ()
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        apply_act: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, affine, device, dtype)
+        if not isinstance(apply_act, bool):
+            raise ValueError(f"{type(self).__name__}: apply_act={apply_act!r} must be True or False.")
+        self.apply_act = apply_act
+        value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if apply_act else None
+        self.register_parameter(self.act_parameter, value)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if (parameter := self._parameters.get(self.act_parameter)) is not None:
+            nn.init.constant_(parameter, self.act_initial)
+
+    def remove_activation(self) -> None:
+        """Make this a layer with ``apply_act=False``."""
+        self.apply_act = False
+        self.register_parameter(self.act_parameter, None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        y = self._normalize(input)
+        if self.absorbed:
+            setattr(y, _ACTIVATED, True)
+        return y
+
+    def _normalize(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.apply_act else ", apply_act=False")
+
+
+class AbsorbedActivation(nn.Module):
+    """An activation of a model that norms replace. It is kept, so that a conversion can be undone.
+
+    Args:
+        act: The activation.
+        shared: Whether the model also applies it to other tensors, such as a residual sum. These are still activated;
+            the output of a norm that contains the activation is returned unchanged.
+
+    Example:
+        >>> AbsorbedActivation(nn.ReLU())(torch.tensor([-1.0, 1.0]))
+        tensor([-1.,  1.])
+        >>> AbsorbedActivation(nn.ReLU(), shared=True)(torch.tensor([-1.0, 1.0]))
+        tensor([0., 1.])
+    """
+
+    def __init__(self, act: nn.Module, shared: bool = False) -> None:
+        super().__init__()
+        self.act, self.shared = act, shared
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.shared or hasattr(input, _ACTIVATED):
+            return input
+        y: Tensor = self.act(input)
+        return y
+
+    def extra_repr(self) -> str:
+        return "shared=True" if self.shared else ""
+
+
+# --- networks that call their norms with `normed_relu` --------------------------------------------------------------
+
+_Observer = Callable[[nn.Module, bool], None]
+_observers: list[_Observer] = []
+
+
+def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """``relu(norm(x) + residual)``; a norm that contains an activation replaces the ReLU if there is no residual.
+
+    Continual, group, instance and layer norm, batch renorm and switchable norm compute it in a fused kernel if one is
+    available, unless they have forward hooks, which get the output of the norm.
+
+    Example:
+        >>> normed_relu(nn.Identity(), torch.tensor([-1.0, 1.0]), torch.tensor([3.0, -5.0]))
+        tensor([2., 0.])
+    """
+    for observer in _observers:
+        observer(norm, residual is None)
+    if _can_fuse(norm):
+        fused: Tensor = norm(x, residual=residual, relu=True)  # by keyword: a pre-hook may replace what is positional
+        return fused
+    y: Tensor = norm(x)
+    if residual is None:
+        return y if isinstance(norm, ActivationNorm) and norm.apply_act else F.relu(y)
+    return F.relu(y + residual)
+
+
+def _can_fuse(norm: nn.Module) -> bool:
+    """Whether the norm takes a residual, and nobody has replaced its forward pass or looks at its output."""
+    return isinstance(norm, NormLayer) and norm.fuses_relu and "forward" not in vars(norm) and not norm._forward_hooks
+
+
+def linear_norm(norm: nn.Module) -> nn.Module:
+    """Return a new norm for a position without an activation; one that contains an activation loses it.
+
+    Example:
+        >>> from contnorm import create_norm
+        >>> linear_norm(create_norm("frn", 8))
+        FilterResponseNorm2d(8, eps=1e-05, apply_act=False)
+    """
+    if isinstance(norm, ActivationNorm):
+        norm.remove_activation()
+    return norm
+
+
+@contextmanager
+def observe_normed_relu(observer: _Observer) -> Iterator[None]:
+    """Context manager that tells the observer about each call of `normed_relu`: the norm, and whether it may absorb."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)

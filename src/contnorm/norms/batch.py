@@ -1,0 +1,140 @@
+"""Batch normalization layers: bit-exact with torch's, with input checks and a cumulative average on the device."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contnorm.checks import (
+    check_batch,
+    statistics_dtype,
+)
+from contnorm.kernels.reference import batch_step, in_statistics_dtype
+from contnorm.norms.base import (
+    MomentNorm,
+    ReplacementGuard,
+    check_arguments,
+    empty_like_input,
+    update_moments,
+    uses_batch_moments,
+)
+
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "batch_norm"]
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    *,
+    caller: str = "batch_norm",
+) -> Tensor:
+    """Batch normalization: bit-exact with ``F.batch_norm``, with argument checks.
+
+    Args:
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), updated in place if ``training``.
+        running_var: (C,), updated in place if ``training``, with the unbiased variance of the batch.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        training: Whether to normalize with the moments of the batch. Without running moments, they are always used.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to the variance.
+        caller: The function or layer that error messages name.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [2.0]])
+        >>> batch_norm(x, training=True, eps=1e-12)
+        tensor([[-1.],
+                [ 1.]])
+    """
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
+    if x.numel() == 0:
+        return empty_like_input(x, weight, bias)
+    if not uses_batch_moments(training, running_mean):
+        return F.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
+    check_batch(x, eps, caller)
+    if isinstance(momentum, Tensor) and running_mean is not None and running_var is not None:
+        signal = x
+        if weight is not None and weight.dtype != statistics_dtype(x):  # all parameters are in half precision
+            signal, weight, bias = in_statistics_dtype(x, weight, bias)
+        y, moments = batch_step(signal, weight, bias, eps, moments=True)
+        assert moments is not None
+        update_moments(running_mean, running_var, moments.mean, moments.var, momentum)
+        return y.to(x.dtype)
+    factor = 0.0 if isinstance(momentum, Tensor) else momentum  # it is a tensor here only without running moments
+    return F.batch_norm(x, running_mean, running_var, weight, bias, True, factor, eps)
+
+
+class _BatchNormBase(ReplacementGuard, MomentNorm):
+    """Batch normalization with an exponential moving average or, for ``momentum=None``, a cumulative average.
+
+    Tools that fold or replace batch norms may do so, except where a conversion gave the layer the activation ``act`` of
+    a norm-then-activation layer, which they would drop.
+    """
+
+    sync_advice: ClassVar[str] = "Use contnorm.convert_sync(model), which keeps the activation."
+    fold_advice: ClassVar[str] = "It also applies an activation, its submodule 'act', which would be lost."
+
+    def _check_reader(self, frame: FrameType) -> None:
+        if "act" in self._modules:
+            super()._check_reader(frame)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        output = batch_norm(
+            input,
+            *self._moments(),
+            self.weight,
+            self.bias,
+            self._normalizes_with_batch(),
+            self._weight_of_batch(),
+            self.eps,
+            caller=type(self).__name__,
+        )
+        self._count(input)
+        return output
+
+
+class BatchNorm1d(_BatchNormBase, nn.BatchNorm1d):
+    """Batch normalization of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> layer = BatchNorm1d(2, momentum=None)
+        >>> for value in (1.0, 3.0):
+        ...     _ = layer(torch.tensor([[0.0, 0.0], [value, value]]))
+        >>> layer.running_mean  # the plain average of 0.5 and 1.5
+        tensor([1., 1.])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+
+
+class BatchNorm2d(_BatchNormBase, nn.BatchNorm2d):
+    """Batch normalization of (N, C, H, W) input.
+
+    Example:
+        >>> BatchNorm2d(8)(torch.randn(4, 8, 5, 5)).shape
+        torch.Size([4, 8, 5, 5])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (4,)
+
+
+class BatchNorm3d(_BatchNormBase, nn.BatchNorm3d):
+    """Batch normalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> BatchNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
+        torch.Size([4, 8, 2, 5, 5])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (5,)

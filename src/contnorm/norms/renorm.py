@@ -1,0 +1,403 @@
+"""Batch renormalization layers, with the current limits in buffers.
+
+The defaults differ from those of batch norm and follow the implementation that uses the paper's formula: ``eps=1e-3``
+added to the standard deviation, and ``momentum=0.01``. The limits increase with the batch counter: the limit of r from
+1 to 3 between batches 5,000 and 40,000, the limit of d from 0 to 5 between batches 5,000 and 25,000. A short online run
+never reaches batch 5,000 and therefore trains with r = 1 and d = 0. ``total_steps`` scales the ramps to the length of
+the run (5-40 % and 5-25 % of it).
+
+Batch renormalization (Ioffe, 2017), as defined in the continual normalization paper.
+
+The paper's formula divides by ``sigma + eps``, not ``sqrt(sigma^2 + eps)``, and no gradient flows through r and d. The
+running average is that of the biased *standard deviations*; its square is stored in ``running_var``.
+
+On CUDA, Triton kernels compute it (`contnorm.kernels.triton.batch_renorm`). The code here is the definition, and is
+used on all other devices.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from contnorm.checks import check_batch, check_number, check_residual, statistics_dtype, updates_moments
+from contnorm.kernels import Kernel, resolve_kernel
+from contnorm.kernels.pivot import channel_pivot, per_channel
+from contnorm.kernels.reference import add_residual_and_relu
+from contnorm.kernels.triton import batch_renorm as kernels
+from contnorm.kernels.triton.batch_renorm import renorm_limits
+from contnorm.kernels.triton.row_moments import use_kernels
+from contnorm.norms.base import (
+    MomentNorm,
+    ReplacementGuard,
+    apply_affine,
+    channel_moments,
+    check_arguments,
+    empty_like_input,
+    keep_values,
+    update_moments,
+    uses_batch_moments,
+)
+
+__all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d", "batch_renorm"]
+
+
+def batch_renorm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.01,
+    eps: float = 1e-3,
+    r_max: float | Tensor = 1.0,
+    d_max: float | Tensor = 0.0,
+    *,
+    r: Tensor | None = None,
+    d: Tensor | None = None,
+    residual: Tensor | None = None,
+    relu: bool = False,
+    kernel: Kernel | None = None,
+    caller: str = "batch_renorm",
+) -> Tensor:
+    r"""Batch renormalization.
+
+    .. math::
+        y = \gamma \left( r \, \frac{x - \mu_B}{\sigma_B + \epsilon} + d \right) + \beta, \quad
+        r = \mathrm{clip}_{[1/r_{max}, r_{max}]} \frac{\sigma_B}{\sigma_r}, \quad
+        d = \mathrm{clip}_{[-d_{max}, d_{max}]} \frac{\mu_B - \mu_r}{\sigma_r}
+
+    Args:
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), updated in place if ``training``.
+        running_var: (C,), the square of the averaged standard deviation, updated in place if ``training``.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        training: Whether to normalize with the moments of the batch. Without running moments, they are always used.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to the standard deviation.
+        r_max: The limit of r; 1 disables the correction of the standard deviation.
+        d_max: The limit of d; 0 disables the correction of the mean.
+        r: (C,), used without clipping instead of the computed r.
+        d: (C,), used without clipping instead of the computed d.
+        residual: Tensor added to the result, with the input's shape, dtype and device; under autocast it is cast to the
+            input's dtype.
+        relu: Whether to apply ReLU to the result, after the residual. The Triton kernels do both in the same pass.
+        kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+        caller: The function or layer that error messages name.
+
+    Example:
+        >>> x, mean, var = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0]), torch.tensor([4.0])
+        >>> batch_renorm(x, mean, var, training=True, eps=1e-12, r_max=3.0, d_max=5.0)  # = (x - 0) / 2
+        tensor([[0.],
+                [1.]])
+    """
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
+    limits = _checked_limits(r_max, d_max, caller)
+    _check_factors(x, r, d, caller)
+    residual = check_residual(residual, x, caller)
+    kernel = resolve_kernel(kernel, caller)
+    if x.numel() == 0:
+        return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
+    by_batch = uses_batch_moments(training, running_mean)
+    if by_batch:
+        check_batch(x, eps, caller)
+    moments, parameters = (running_mean, running_var), (weight, bias)
+    fixed_factors = r is not None or d is not None
+    numbers = momentum, *limits
+    if not fixed_factors and use_kernels(x, parameters, moments, numbers, kernel, caller, residual=residual):
+        return kernels.batch_renorm(
+            _recompute, x, *moments, parameters, by_batch, momentum, eps, *limits, residual, relu
+        )
+    y = _in_torch(x, *moments, *parameters, by_batch, momentum, eps, *limits, r, d)
+    return add_residual_and_relu(y, residual, relu)
+
+
+def _checked_limits(r_max: float | Tensor, d_max: float | Tensor, caller: str) -> tuple[float | Tensor, float | Tensor]:
+    """Check limits that are numbers; tensors are not checked, because that would synchronize with the device."""
+    return (
+        r_max if isinstance(r_max, Tensor) else check_number(r_max, 1, "r_max", caller),
+        d_max if isinstance(d_max, Tensor) else check_number(d_max, 0, "d_max", caller),
+    )
+
+
+def _check_factors(x: Tensor, r: Tensor | None, d: Tensor | None, caller: str) -> None:
+    for name, factor in (("r", r), ("d", d)):
+        if factor is not None and factor.shape != x.shape[1:2]:
+            raise ValueError(
+                f"{caller}: {name} has shape {tuple(factor.shape)}, and must have ({x.shape[1]},): one value for each "
+                f"channel."
+            )
+
+
+def _recompute(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    std: Tensor,
+    r: Tensor,
+    d: Tensor,
+    by_batch: bool,
+    eps: float,
+) -> Tensor:
+    """Recompute the output of the kernels in torch operators, for double backward; running moments stay unchanged."""
+    if by_batch:
+        return _in_torch(x, None, None, weight, bias, True, 0.0, eps, 1.0, 0.0, r, d)
+    return _in_torch(x, mean, std.square(), weight, bias, False, 0.0, eps, 1.0, 0.0, None, None)
+
+
+def _in_torch(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    by_batch: bool,
+    momentum: float | Tensor,
+    eps: float,
+    r_max: float | Tensor,
+    d_max: float | Tensor,
+    r: Tensor | None,
+    d: Tensor | None,
+) -> Tensor:
+    dtype, rank = statistics_dtype(x), x.dim()
+    if not by_batch:
+        assert running_mean is not None and running_var is not None
+        rstd = 1 / (running_var.to(dtype).sqrt() + eps)
+        centred = x.to(dtype) - per_channel(running_mean.to(dtype), rank)
+        return apply_affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
+
+    pivot = channel_pivot(x)
+    shifted = x.to(dtype) - per_channel(pivot, rank)
+    mean, var = channel_moments(shifted)
+    std = _deviation(var)
+    if running_mean is not None and running_var is not None:
+        ratio, offset = _clipped(mean, std, running_mean.to(dtype) - pivot, running_var.to(dtype), r_max, d_max)
+        r, d = ratio if r is None else r, offset if d is None else d
+    normalized = (shifted - per_channel(mean, rank)) * per_channel(1 / (std + eps), rank)
+    if r is not None:
+        normalized = normalized * per_channel(r.to(dtype), rank)
+    if d is not None:
+        normalized = normalized + per_channel(d.to(dtype), rank)
+    _update(running_mean, running_var, mean + pivot, std, momentum)
+    return apply_affine(normalized, weight, bias).to(x.dtype)
+
+
+def _deviation(var: Tensor) -> Tensor:
+    """Return the square root of a variance, with a gradient of zero instead of infinity where the variance is zero.
+
+    The variance is zero in a channel whose inputs are all dead. NaN gradients from it would spread through the network.
+    """
+    varies = var != 0  # True for NaN, so that NaNs stay visible
+    return torch.where(varies, var, 1.0).sqrt() * varies
+
+
+def _clipped(
+    mean: Tensor,
+    std: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    r_max: float | Tensor,
+    d_max: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return r and d, without gradient; a running standard deviation of zero gives the limits."""
+    with torch.no_grad():
+        running_std = running_var.sqrt().clamp_min(torch.finfo(running_var.dtype).tiny)
+        r_limit, d_limit = _limit(r_max, std), _limit(d_max, std)
+        r = (std / running_std).clamp(1 / r_limit, r_limit)
+        d = ((mean - running_mean) / running_std).clamp(-d_limit, d_limit)
+        r, d = keep_values(r, d)
+    return r, d
+
+
+def _limit(limit: float | Tensor, like: Tensor) -> Tensor:
+    return torch.as_tensor(limit, dtype=like.dtype, device=like.device)
+
+
+def _update(
+    running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, std: Tensor, momentum: float | Tensor
+) -> None:
+    """Update the running mean, and the running average of the standard deviation, whose square is stored."""
+    if running_mean is None or running_var is None or not updates_moments(running_mean, momentum):
+        return
+    with torch.no_grad():
+        running_std = running_var.to(std.dtype).sqrt()
+        update_moments(running_mean, running_std, mean, std, momentum)
+        running_var.copy_(running_std.square())
+
+
+PUBLISHED_R_RAMP = (5_000, 40_000)
+PUBLISHED_D_RAMP = (5_000, 25_000)
+PUBLISHED_STEPS = 100_000  # the run length for which the published ramps are 5-40 % and 5-25 %
+
+
+class BatchRenormBase(ReplacementGuard, MomentNorm):
+    """Batch renormalization.
+
+    Args:
+        num_features: Number of channels.
+        eps: Value added to the standard deviation.
+        momentum: Weight of a batch in the running moments; None for a cumulative average over all batches.
+        affine: Whether the layer has weight and bias.
+        track_running_stats: Whether to keep running moments. Without them there is no renormalization.
+        device: Device of parameters and buffers.
+        dtype: Dtype of parameters and buffers.
+        r_max: Final value of the limit of r, which starts at 1.
+        d_max: Final value of the limit of d, which starts at 0.
+        total_steps: Number of batches of the run, to which the published ramps are scaled; None for no scaling.
+        kernel: The implementation, resolved at construction; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+    """
+
+    has_triton_kernels: ClassVar[bool] = True
+    r_limit: Tensor
+    d_limit: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-3,
+        momentum: float | None = 0.01,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        r_max: float = 3.0,
+        d_max: float = 5.0,
+        total_steps: int | None = None,
+        kernel: Kernel | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        name = type(self).__name__
+        # They must be finite, because the ramps multiply them by zero at the start.
+        check_number(r_max, 1, "r_max", name, finite=True)
+        check_number(d_max, 0, "d_max", name, finite=True)
+        if total_steps is not None and not total_steps >= 1:
+            raise ValueError(f"{name}: total_steps={total_steps!r} must be 1 or more, or None for the published ramps.")
+        self.r_max, self.d_max, self.total_steps = r_max, d_max, total_steps
+        self.kernel = resolve_kernel(kernel, name)
+        # The current limits. They follow from the batch counter, so they need not be in the checkpoint.
+        self.register_buffer("r_limit", torch.ones((), device=device), persistent=False)
+        self.register_buffer("d_limit", torch.zeros((), device=device), persistent=False)
+
+    def _ramp(self, published: tuple[int, int]) -> Tensor:
+        """Return the progress of a ramp at the current batch counter, from 0 to 1."""
+        assert self.num_batches_tracked is not None
+        start, end = self._scaled_ramp(published)
+        return ((self.num_batches_tracked - start) / (end - start)).clamp(0, 1)
+
+    def _scaled_ramp(self, published: tuple[int, int]) -> tuple[float, float]:
+        return published[0] * self._ramp_scale(), published[1] * self._ramp_scale()
+
+    def _ramp_scale(self) -> float:
+        return 1.0 if self.total_steps is None else self.total_steps / PUBLISHED_STEPS
+
+    def _limits(self) -> tuple[Tensor, Tensor]:
+        """Return the limits of r and d for the current batch."""
+        if self.num_batches_tracked is None:
+            return self.r_limit, self.d_limit
+        limits = renorm_limits(
+            self.num_batches_tracked,
+            (self.r_limit, self.d_limit),
+            self._updates_moments(),
+            (self.r_max, self.d_max),
+            (self._scaled_ramp(PUBLISHED_R_RAMP), self._scaled_ramp(PUBLISHED_D_RAMP)),
+            self.kernel,
+            type(self).__name__,
+        )
+        if limits is not None:
+            return limits
+        r_limit = 1 + (self.r_max - 1) * self._ramp(PUBLISHED_R_RAMP)
+        d_limit = self.d_max * self._ramp(PUBLISHED_D_RAMP)
+        if self._updates_moments():
+            self.r_limit.copy_(r_limit)
+            self.d_limit.copy_(d_limit)
+        return r_limit, d_limit
+
+    def corrected_share(self) -> float:
+        """Return the fraction of the counted batches in which r could differ from 1: those after the start of its ramp.
+
+        Example:
+            >>> layer = BatchRenorm1d(2, total_steps=20)  # the ramp begins at batch 1 of 20
+            >>> for _ in range(8):
+            ...     _ = layer(torch.randn(4, 2))
+            >>> layer.corrected_share(), BatchRenorm1d(2).corrected_share()
+            (0.75, 0.0)
+        """
+        seen = 0 if self.num_batches_tracked is None else int(self.num_batches_tracked)
+        if not seen or self.r_max == 1:
+            return 0.0
+        # The limits of a batch depend on the batches counted before it: 0, 1, ...
+        closed = math.floor(PUBLISHED_R_RAMP[0] * self._ramp_scale()) + 1
+        return max(0, seen - closed) / seen
+
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
+        self._check(input)
+        tracked = not self.training or self.track_running_stats
+        by_batch = self._normalizes_with_batch()
+        output = batch_renorm(
+            input,
+            self.running_mean if tracked else None,
+            self.running_var if tracked else None,
+            self.weight,
+            self.bias,
+            by_batch,
+            self._weight_of_batch(),
+            self.eps,
+            *(self._limits() if by_batch else (self.r_limit, self.d_limit)),
+            residual=residual,
+            relu=relu,
+            kernel=self.kernel,
+            caller=type(self).__name__,
+        )
+        self._count(input)
+        return output
+
+    def stored_variance(self, var: Tensor, count: float) -> Tensor:
+        return var
+
+    def _extra_fields(self) -> list[str]:
+        ramps = [] if self.total_steps is None else [f"total_steps={self.total_steps}"]
+        return [f"r_max={self.r_max}", f"d_max={self.d_max}", *ramps]
+
+
+class BatchRenorm1d(BatchRenormBase, nn.BatchNorm1d):
+    """Batch renormalization of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> BatchRenorm1d(8, total_steps=4250)
+        BatchRenorm1d(8, r_max=3.0, d_max=5.0, total_steps=4250, eps=0.001, momentum=0.01)
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+
+
+class BatchRenorm2d(BatchRenormBase, nn.BatchNorm2d):
+    """Batch renormalization of (N, C, H, W) input.
+
+    Example:
+        >>> layer = BatchRenorm2d(8, total_steps=20)
+        >>> for _ in range(6):
+        ...     _ = layer(torch.randn(4, 8, 5, 5))
+        >>> layer.r_limit  # with 20 steps, the ramp goes from batch 1 to 8; 5 batches were counted before the last
+        tensor(2.1429)
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (4,)
+
+
+class BatchRenorm3d(BatchRenormBase, nn.BatchNorm3d):
+    """Batch renormalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> BatchRenorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
+        torch.Size([4, 8, 2, 5, 5])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (5,)
