@@ -46,10 +46,10 @@ import os, time
 from contnorm import bench
 
 class Slow(bench.ER):
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream, memory):
         if os.path.exists({hold!r}):
             time.sleep(0.8)
-        return super().loss(model, head, stream, replay)
+        return super().loss(model, head, stream, memory)
 """
 
 
@@ -343,11 +343,11 @@ def test_errors_are_reported_with_their_cause(cluster: Any, tmp_path: Path) -> N
     stream = bench.load_stream(**STREAM)
 
     class Exits(bench.ER):
-        def loss(self, model: Any, head: Any, stream: Any, replay: Any) -> Any:
+        def loss(self, model: Any, head: Any, stream: Any, memory: Any) -> Any:
             os._exit(1)
 
     class Fails(bench.ER):
-        def loss(self, model: Any, head: Any, stream: Any, replay: Any) -> Any:
+        def loss(self, model: Any, head: Any, stream: Any, memory: Any) -> Any:
             raise KeyError("mistake")
 
     launcher = bench.RayLauncher(retries=1, num_workers=1)

@@ -53,13 +53,21 @@ if TYPE_CHECKING:
     from contnorm.bench.sequential import Look, Reach
     from contnorm.bench.signals import StopSignals
     from contnorm.bench.spread import Ratio, Spread
-    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward, together
+    from contnorm.bench.strategies.base import (
+        Batch,
+        OutputMask,
+        Single,
+        Strategy,
+        TaskData,
+        TaskInfo,
+        forward,
+        together,
+    )
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
     from contnorm.bench.strategies.er_ace import ERACE
     from contnorm.bench.strategies.ewc import EWC
     from contnorm.bench.strategies.lwf import LwF
-    from contnorm.bench.strategies.tasks import TaskData, TaskInfo
     from contnorm.errors import UserCodeError, UserError
 
 __all__ = [
@@ -189,13 +197,21 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.sequential": ("Look", "Reach"),
     "contnorm.bench.signals": ("StopSignals",),
     "contnorm.bench.spread": ("Ratio", "Spread"),
-    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward", "together"),
+    "contnorm.bench.strategies.base": (
+        "Batch",
+        "OutputMask",
+        "Single",
+        "Strategy",
+        "TaskData",
+        "TaskInfo",
+        "forward",
+        "together",
+    ),
     "contnorm.bench.strategies.derpp": ("DERpp",),
     "contnorm.bench.strategies.er": ("ER",),
     "contnorm.bench.strategies.er_ace": ("ERACE",),
     "contnorm.bench.strategies.ewc": ("EWC",),
     "contnorm.bench.strategies.lwf": ("LwF",),
-    "contnorm.bench.strategies.tasks": ("TaskData", "TaskInfo"),
     "contnorm.errors": ("UserCodeError", "UserError"),
 }
 __getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",), extra="bench")

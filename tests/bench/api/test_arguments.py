@@ -23,10 +23,8 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 class HalfER(bench.ER):
     """Experience replay with half the loss."""
 
-    def loss(
-        self, model: nn.Module, head: bench.OutputMask, stream: bench.Batch, replay: tuple[bench.Batch, ...]
-    ) -> tuple[Tensor, Tensor | None]:
-        loss, logits = super().loss(model, head, stream, replay)
+    def loss(self, *arguments: Any) -> tuple[Tensor, Tensor | None]:
+        loss, logits = super().loss(*arguments)
         return loss / 2, logits
 
 

@@ -136,7 +136,7 @@ class WithAttribute(bench.Strategy):
         super().__init__(config)
         self.factor = factor
 
-    def loss(self, model: Any, head: Any, stream: Any, replay: Any) -> Any:
+    def loss(self, model: Any, head: Any, stream: Any) -> Any:
         return head.cross_entropy(bench.forward(model, stream), stream).mean() * self.factor, None
 
 

@@ -36,9 +36,7 @@ def make_net(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 class HalfLoss(bench.Strategy):
     """Fine-tuning with half the loss."""
 
-    def loss(
-        self, model: Any, head: bench.OutputMask, stream: bench.Batch, replay: tuple[bench.Batch, ...]
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, model: Any, head: bench.OutputMask, stream: bench.Batch) -> tuple[Tensor, Tensor | None]:
         return head.cross_entropy(model(stream.x), stream).mean() / 2, None
 
 
@@ -264,7 +262,7 @@ SCRIPT = """
             return self.layers(x)
 
     class Mine(bench.Strategy):
-        def loss(self, model, head, stream, replay):
+        def loss(self, model, head, stream):
             return head.cross_entropy(model(stream.x), stream).mean(), None
 
     stream = bench.Stream.from_arrays(x, y, x, y, tasks=2)

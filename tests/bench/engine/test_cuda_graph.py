@@ -249,7 +249,7 @@ from contnorm.bench import Strategy
 
 class Mine(Strategy):
     steps = 0
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         self.steps += 1
         return head.cross_entropy(model(stream.x), stream).mean() / self.steps, None
 """

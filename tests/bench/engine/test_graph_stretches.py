@@ -148,7 +148,7 @@ def test_steps_of_user_code_are_captured_and_checked_in_every_stretch(
 from contnorm.bench import Strategy
 
 class Mine(Strategy):
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         return head.cross_entropy(model(stream.x), stream).mean(), None
 """
     )

@@ -86,7 +86,7 @@ integer_loss, computed_loss, number_loss, truthy = map(network, (IntegerLoss, Co
 wrong_loss, wrong_request, plain = map(network, (WrongLoss, WrongRequest, Probe))
 
 class Untagged(Strategy):
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         return head.cross_entropy(model(stream.x), stream).mean(), None
 """
 

@@ -394,11 +394,11 @@ def test_failed_record_write_loses_nothing(root: Path, tmp_path: Path, monkeypat
 BREAKS = """
 from contnorm.bench.strategies.base import Single
 class Mine(Single):
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         with open(__file__ + ".steps", "a") as steps:  # not in Python, where a checkpoint could not hold it
             if steps.write(".") and steps.tell() > {at}:
                 {how}
-        return super().loss(model, head, stream, replay)
+        return super().loss(model, head, stream)
 """
 
 

@@ -70,7 +70,7 @@ def test_user_strategies_have_none(uses_side_stream: Any, tmp_path: Path) -> Non
 from contnorm.bench import Strategy
 
 class Mine(Strategy):
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         return head.cross_entropy(model(stream.x), stream).mean(), None
 """
     )

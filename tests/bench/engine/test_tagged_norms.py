@@ -199,23 +199,3 @@ def test_step_needs_no_value_on_the_host(norm: str) -> None:
         trainer.step()
     with pytest.raises(AssertionError, match="_local_scalar_dense"), _NoHostCopies():
         torch.ones(()).item()
-
-
-OWN = """
-from contnorm.bench import Strategy, forward, together
-
-class Own(Strategy):
-    draws = 1
-    def loss(self, model, head, stream, replay):
-        both = together(stream, *replay) if len(replay[0]) else stream
-        return head.cross_entropy(forward(model, both), both).mean(), None
-"""
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_layers_have_no_state_outside_of_checkpoints(norm: str, tmp_path: Path) -> None:
-    """With a strategy of the user, attributes that change in a run would make its checkpoints unusable."""
-    (tmp_path / "own.py").write_text(OWN)
-    trainer = trainer_of(settings(norm, f"{tmp_path / 'own.py'}:Own"))
-    train(trainer)
-    assert trainer.code_changes() == []

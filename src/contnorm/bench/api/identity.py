@@ -52,7 +52,7 @@ def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple
         recorded: Whether the run is recorded, so that the object must have an identity.
     """
     named: tuple[str, str | None] | None
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module) and not isinstance(value, Strategy):
         named = _identify_network(value)
     elif isinstance(value, Strategy | Memory):
         named = None if _own_attributes(value) else _identify_definition(type(value))
@@ -65,7 +65,7 @@ def identify(value: object, what: str, tag: str | None, recorded: bool) -> tuple
         return name, PythonObject(value, code)
     label = getattr(value, "__qualname__", None) or type(value).__qualname__
     if recorded:
-        if isinstance(value, nn.Module):
+        if isinstance(value, nn.Module) and not isinstance(value, Strategy):
             reason = "has code or attributes that no file defines"
         elif isinstance(value, Strategy | Memory) and _own_attributes(value):
             reason = f"has attributes that are no settings ({', '.join(sorted(_own_attributes(value))[:3])})"
@@ -185,7 +185,7 @@ def _own_attributes(component: Strategy | Memory) -> set[str]:
         bases = (cls for cls in type(component).__mro__ if issubclass(cls, Memory))
         known = next(cls for cls in bases if cls.__module__.startswith("contnorm."))
         return set(vars(component)) - set(vars(known.from_config(MemoryConfig())))
-    return set(vars(component)) - {"config", "overrides", "settings"}
+    return set(vars(component)) - _MODULE_ATTRIBUTES - {"config", "overrides", "settings"}
 
 
 def _checked_tag(tag: str) -> str:
