@@ -1,7 +1,7 @@
 """Unfinished runs under a folder: their settings, their progress, and whether a process executes them. Needs no torch.
 
-An unfinished run is a folder ``<hash>/<seed>.unfinished`` with a note of its settings, a checkpoint, and a lock while it
-is executed. `contnorm.bench.engine.checkpoint` writes it. It is removed when the run is recorded.
+An unfinished run is a folder ``<hash>/<seed>.unfinished`` with a note of its settings, a checkpoint, and a lock while
+it is executed. `contnorm.bench.engine.checkpoint` writes it. It is removed when the run is recorded.
 """
 
 from __future__ import annotations

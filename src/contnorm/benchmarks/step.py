@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import SOURCES, Source
 from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.provenance import numerics
-from contnorm.bench.config.resolve import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.benchmarks.timing import Percentiles

@@ -156,7 +156,9 @@ def diagnose_weights(
 
 
 def _environment(runs: Path, options: RunOptions | None, root: str | Path | None) -> RunOptions:
-    return replace(options or RunOptions(), lanes=1, runs=runs, data_root=data_root(None if root is None else Path(root)))
+    return replace(
+        options or RunOptions(), lanes=1, runs=runs, data_root=data_root(None if root is None else Path(root))
+    )
 
 
 def _warn_of_digits(config: RunConfig, environment: RunOptions) -> None:

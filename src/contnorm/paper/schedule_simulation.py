@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from contnorm.bench.cost import CostModel, Timing
 from contnorm.bench.engine.execute import group_runs
 from contnorm.bench.engine.run import Run
@@ -88,7 +86,9 @@ def load_costs(records: Iterable[str | Path]) -> CostModel:
     return CostModel([timing for timing in timings if timing is not None], "cuda")
 
 
-def simulate(units: Sequence[tuple[float, Sequence[Run]]], gpus: int, *, start: float = START, load: float = LOAD) -> tuple[float, float]:
+def simulate(
+    units: Sequence[tuple[float, Sequence[Run]]], gpus: int, *, start: float = START, load: float = LOAD
+) -> tuple[float, float]:
     """Execute units in their order: each GPU takes the next one when it is free.
 
     Args:

@@ -13,7 +13,7 @@ from contnorm.bench.api.identity import identify
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import flatten_settings
-from contnorm.bench.config.sources import with_setting
+from contnorm.bench.config.sources import RUN_ARGUMENTS, with_setting
 from contnorm.bench.engine.run import Run
 from contnorm.bench.memories import Memory
 from contnorm.bench.models.user_norms import built_in_name, norm_code
@@ -32,18 +32,7 @@ class _Default(str):
 DEFAULT_NORM, DEFAULT_STRATEGY = _Default("cn"), _Default("er")
 Model = str | nn.Module | Callable[..., nn.Module]
 Norm = str | Callable[..., nn.Module]
-# The arguments of `run` that are settings, with their keys.
-ARGUMENTS = {
-    "norm": "norm.name",
-    "strategy": "strategy.name",
-    "model": "model.name",
-    "memory": "memory.kind",
-    "lr": "train.lr",
-    "batch_size": "train.batch",
-    "replay": "train.replay",
-    "settings": "",
-    "tag": "",
-}
+ARGUMENTS = (*RUN_ARGUMENTS, "settings", "tag")  # of `run` that describe an experiment
 _BASES: dict[str, type] = {"strategy": Strategy, "memory": Memory}
 
 
@@ -68,9 +57,9 @@ def resolve_run(stream: Stream, arguments: Mapping[str, Any], recorded: bool) ->
             raise UserError(f"{other} and {argument} set {key} to {earlier!r} and to {value!r}. Give it once.")
         given[key] = argument, value
 
-    for argument, key in ARGUMENTS.items():
+    for argument, key in RUN_ARGUMENTS.items():
         value = arguments.get(argument)
-        if not key or value is None or isinstance(value, _Default):
+        if value is None or isinstance(value, _Default):
             continue
         if isinstance(value, str | bool | int | float | np.generic):
             give(argument, key, value)
@@ -117,7 +106,9 @@ def _check_object(argument: str, value: Any) -> None:
     if base is not None:
         kind = value if isinstance(value, type) else type(value)
         if not issubclass(kind, base):
-            raise UserError(f"{argument}={value!r}: use a name, a subclass of bench.{base.__name__}, or an object of one.")
+            raise UserError(
+                f"{argument}={value!r}: use a name, a subclass of bench.{base.__name__}, or an object of one."
+            )
     elif not callable(value) or (argument == "norm" and isinstance(value, nn.Module | Mapping)):
         raise UserError(f"{argument}={value!r}: use a name, or a function or class that makes it.")
     elif argument == "norm" and (name := built_in_name(value)) is not None:

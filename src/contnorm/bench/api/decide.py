@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from contnorm.bench.api.result import Result
 from contnorm.bench.api.arguments import resolve_run
+from contnorm.bench.api.result import Result
 from contnorm.bench.api.run import run_experiments
 from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.api.sweep import check_score
@@ -165,9 +165,7 @@ class _Side:
         if isinstance(side, Mapping):
             known = cls(resolve_run(stream, side, recorded=runs is not None))
         else:
-            known = cls(
-                Run(side.config, 0, side.objects), {r.seed: r for r in side.records}, dict(side.diverged)
-            )
+            known = cls(Run(side.config, 0, side.objects), {r.seed: r for r in side.records}, dict(side.diverged))
             if runs is not None and side.objects and any(record.path is None for record in side.records):
                 raise UserError(
                     f"{name} was run in memory with Python objects, so it can't be continued in the folder {runs}. "

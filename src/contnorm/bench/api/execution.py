@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,27 @@ class Outcome:
     Attributes:
         finished: The last event of runs that were executed and finished.
         diverged: The reasons of runs that diverged.
+        failures: The reasons of runs that failed.
+        started: Runs that were executed.
+        error: The exception of a callback, which stops the runs.
     """
 
     finished: dict[Run, Event] = field(default_factory=dict)
     diverged: dict[Run, str] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    started: set[Run] = field(default_factory=set)
+    error: BaseException | None = None
+
+    def add(self, event: Event) -> None:
+        """Add an event."""
+        if event.kind == "started":
+            self.started.add(event.run)
+        elif event.kind == "finished":
+            self.finished[event.run] = event
+        elif event.kind == "diverged":
+            self.diverged[event.run] = event.why
+        elif event.kind == "failed":
+            self.failures.append(event.why)
 
 
 def run_runs(
@@ -130,48 +148,32 @@ def run_runs(
         RunInterrupted: If SIGINT or SIGTERM stopped the runs, after they were saved.
         UserError: At the end, with the reasons of all failed runs.
     """
-    recorded, outcome, failures, started = options.runs is not None, Outcome(), list[str](), set[Run]()
-    hint = "Run it again to continue." if recorded else "Nothing is saved, since runs=None."
-    error: BaseException | None = None
+    outcome = Outcome()
+    hint = "Nothing is saved, since runs=None." if options.runs is None else "Run it again to continue."
     if logs is not None and logs.loggers:
         options = replace(options, log_every=logs.every)
-
-    def prepare(name: str) -> None:
-        """Decode a data set with a progress bar, if it was not decoded before."""
-        in_memory = name in options.sources or ("@" in name and find_added(name, options.data_root) is None)
-        if console is not None and not in_memory:
-            missing = options.allow_missing
-            load_with_progress(name, options.data_root, console, allow_missing=missing, bars=progress.bars)
-
     progress = RunProgress(runs, console, monitor, quiet, hint)
+    prepare = None if console is None else partial(_decode, options=options, progress=progress)
+    observers: list[Callable[[Event], None]] = [outcome.add, progress.show]
+    observers += [monitor.update] if monitor is not None else []
+    observers += [logs.log_event] if logs is not None else []
+    if on_task_done is not None:
+        observers.append(partial(_call, call=on_task_done, runs=runs, options=options, outcome=outcome))
     with StopSignals() as signals, progress:
         try:
-            for event in execute(runs, options, lambda: bool(signals) or error is not None, prepare):
-                if event.kind == "started":
-                    started.add(event.run)
-                elif event.kind == "finished":
-                    outcome.finished[event.run] = event
-                elif event.kind == "diverged":
-                    outcome.diverged[event.run] = event.why
-                elif event.kind == "failed":
-                    failures.append(event.why)
-                if monitor is not None:
-                    monitor.update(event)
-                progress.show(event)
-                if logs is not None:
-                    logs.log_event(event)
-                if on_task_done is not None and error is None:
-                    error = _call(on_task_done, event, runs, options)
+            for event in execute(runs, options, lambda: bool(signals) or outcome.error is not None, prepare):
+                for observer in observers:
+                    observer(event)
         except KeyboardInterrupt as interrupt:
             message = f"stopped at once. {hint}"
             progress.print(message)
             raise RunInterrupted(message, (signals.received or [signal.SIGINT])[-1]) from interrupt
-    if error is not None:
-        if isinstance(error, StopRun) and error.discard and recorded:
-            _discard(runs, started, options.store)
-        raise error
-    if failures:
-        raise UserError(" ".join(f"{why.removesuffix('.')}." for why in sorted(failures)))
+    if outcome.error is not None:
+        if isinstance(outcome.error, StopRun) and outcome.error.discard and options.runs is not None:
+            _discard(runs, outcome.started, options.store)
+        raise outcome.error
+    if outcome.failures:
+        raise UserError(" ".join(f"{why.removesuffix('.')}." for why in sorted(outcome.failures)))
     if signals and progress.unfinished:
         message = f"stopped with {len(progress.unfinished)} of {len(runs)} runs unfinished. {hint}"
         progress.print(message)
@@ -181,8 +183,16 @@ def run_runs(
     return outcome
 
 
-def _call(call: OnTaskDone, event: Event, runs: Sequence[Run], options: RunOptions) -> BaseException | None:
-    """Call a function after each task of a run, once for each task of a recorded one; returns its exception."""
+def _decode(name: str, options: RunOptions, progress: RunProgress) -> None:
+    """Decode a data set with a progress bar, if it was not decoded before."""
+    is_in_memory = "@" in name and find_added(name, options.data_root) is None  # or made by a plugin
+    if name not in options.sources and not is_in_memory:
+        missing = options.allow_missing
+        load_with_progress(name, options.data_root, progress.console, allow_missing=missing, bars=progress.bars)
+
+
+def _call(event: Event, call: OnTaskDone, runs: Sequence[Run], options: RunOptions, outcome: Outcome) -> None:
+    """Call a function after each task of a run, once for each task of a recorded one; its exception is kept."""
     events = [event] if event.kind == "task" else []
     if event.kind == "recorded":
         record = options.store.load_run(event.config, event.seed)
@@ -192,6 +202,8 @@ def _call(call: OnTaskDone, event: Event, runs: Sequence[Run], options: RunOptio
             for (task, scores), end in zip(enumerate(rows_of(record.counted)), ends, strict=True)
         ]
     for one in events:
+        if outcome.error is not None:
+            return
         seeds = tuple(run.seed for run in runs if run.config == one.config)
         try:
             with restored_random_state():
@@ -199,8 +211,7 @@ def _call(call: OnTaskDone, event: Event, runs: Sequence[Run], options: RunOptio
         except BaseException as error:  # of any type: it is raised when the runs are saved
             if type(error) in (KeyboardInterrupt, GeneratorExit):  # such as the second Ctrl-C: end at once
                 raise
-            return error
-    return None
+            outcome.error = error
 
 
 def _discard(runs: Iterable[Run], started: set[Run], store: Store) -> None:

@@ -70,7 +70,12 @@ class RunProgress:
     def __init__(
         self, runs: Sequence[Run], console: Console | None, monitor: RunMonitor | None, quiet: bool, hint: str
     ) -> None:
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         self.console, self.hint = console or Console(quiet=True), hint
         self._shown, interactive = console is not None, is_interactive(console)
         self._label = _label if monitor is None else monitor.label

@@ -235,7 +235,9 @@ def run_experiments(
     return [_result(one, seed_list, outcome, stream, resolved) for one in experiments]
 
 
-def _result(one: Run, seeds: Sequence[int], outcome: Outcome, stream: Stream, options: RunOptions) -> Result | DivergedError:
+def _result(
+    one: Run, seeds: Sequence[int], outcome: Outcome, stream: Stream, options: RunOptions
+) -> Result | DivergedError:
     """Return the result of an experiment, from what was run and what was recorded before."""
     records, weights, diverged = [], dict[int, bytes | Path](), dict[int, str]()
     for run in (replace(one, seed=seed) for seed in seeds):

@@ -35,7 +35,15 @@ from contnorm.bench.unfinished import CHECKPOINT, ENDING, LOCK, NOTE, read_progr
 from contnorm.errors import UserError
 from contnorm.model_files import differences_from_file, file_metadata, sort_metadata
 
-__all__ = ["CheckpointWriter", "RunFolder", "load_checkpoint", "load_run_weights", "load_weights", "pack_weights", "weights_path"]
+__all__ = [
+    "CheckpointWriter",
+    "RunFolder",
+    "load_checkpoint",
+    "load_run_weights",
+    "load_weights",
+    "pack_weights",
+    "weights_path",
+]
 
 ATTEMPTS = 100  # another process that has just recorded the run may remove the folder
 
@@ -102,7 +110,11 @@ class RunFolder:
         here = _circumstances(run, options, source)
         with suppress(OSError, ValueError):
             was = json.loads(self.note.read_bytes())["circumstances"]
-            other = [f"{name} {was.get(name)}, here {here.get(name)}" for name in was | here if was.get(name) != here.get(name)]
+            other = [
+                f"{name} {was.get(name)}, here {here.get(name)}"
+                for name in was | here
+                if was.get(name) != here.get(name)
+            ]
             if other and self.checkpoint.is_file():
                 return (
                     f"{self.folder}: started with other circumstances ({'; '.join(other)}), so resuming it here would "

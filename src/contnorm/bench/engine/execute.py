@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -183,7 +182,8 @@ class Work:
         return cls(options, prepare, components, search_path(), trusted_files())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "prepare": None, "_plans": {}, "_images": {}, "options": replace(self.options, launcher=None)}
+        options = replace(self.options, launcher=None)
+        return {**vars(self), "options": options, "prepare": None, "_plans": {}, "_images": {}}
 
     def __call__(self, group: Sequence[Run], stop: Callable[[], bool]) -> Iterator[Event]:
         """Execute the runs of a group together; yields their events.
@@ -222,12 +222,11 @@ class Work:
                     if event is not None:
                         yield event
                         continue
-                trainer = Trainer(
-                    run.config, run.seed, plans.source, device, self._images[run.source], plans, memory_moments=options.memory_moments
-                )
+                pictures, beside = self._images[run.source], options.memory_moments
+                trainer = Trainer(run.config, run.seed, plans.source, device, pictures, plans, memory_moments=beside)
                 stack.callback(trainer.feed.close)
                 lanes.append(Lane(run, trainer, None if folder is None else folder.checkpoint))
-                    lanes[-1].resume()
+                lanes[-1].resume()
             for done in sorted({lane.trainer.done for lane in lanes}):
                 together = [lane for lane in lanes if lane.trainer.done == done]
                 yield from self._train(together, plans.source, started, stop)

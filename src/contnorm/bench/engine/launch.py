@@ -63,13 +63,11 @@ class Launcher(ABC):
     remote: ClassVar[bool] = True
 
     def workers(self) -> int | None:
-        """Return the number of groups that are executed at a time, so that there are enough of them; None if unknown."""
+        """Return the number of groups that are executed at a time, of which there are then enough; None if unknown."""
         return None
 
     @abstractmethod
-    def launch(
-        self, work: Work, groups: Sequence[Sequence[Run]], stop: Callable[[], bool]
-    ) -> Iterator[Event]:
+    def launch(self, work: Work, groups: Sequence[Sequence[Run]], stop: Callable[[], bool]) -> Iterator[Event]:
         """Execute groups of runs; yields their events as they arrive.
 
         Args:
@@ -86,9 +84,7 @@ class ThisProcess(Launcher):
 
     remote: ClassVar[bool] = False
 
-    def launch(
-        self, work: Work, groups: Sequence[Sequence[Run]], stop: Callable[[], bool]
-    ) -> Iterator[Event]:
+    def launch(self, work: Work, groups: Sequence[Sequence[Run]], stop: Callable[[], bool]) -> Iterator[Event]:
         """Execute groups in order."""
         for group in groups:
             if stop():
@@ -113,9 +109,7 @@ class Processes(Launcher):
         """Return the number of GPUs; None on a CPU, where a group is one run."""
         return len(self.devices) or None
 
-    def launch(
-        self, work: Work, groups: Sequence[Sequence[Run]], stop: Callable[[], bool]
-    ) -> Iterator[Event]:
+    def launch(self, work: Work, groups: Sequence[Sequence[Run]], stop: Callable[[], bool]) -> Iterator[Event]:
         """Execute groups in the order in which workers become free."""
         try:
             payload, *contents = pickle_all([work, *groups])
@@ -287,7 +281,7 @@ def list_devices(devices: Sequence[int] | str | int) -> tuple[int, ...]:
             indices = [parts] if isinstance(parts, int) else [int(part) for part in parts]
     except (TypeError, ValueError):
         indices = []
-    if there and (not indices or len(set(indices)) < len(indices) or min(indices) < 0) or not indices and not there:
+    if (there and (not indices or len(set(indices)) < len(indices) or min(indices) < 0)) or (not indices and not there):
         raise UserError(f"devices={devices!r}: use different indices of GPUs, such as 0,1, or all.")
     if max(indices) >= there:
         raise UserError(f"devices={devices!r}: torch sees {there} GPUs here.")

@@ -69,6 +69,13 @@ class Lane:
             writer.save(self.checkpoint, self.trainer.state(), progress)
             self.saved = self.trainer.done
 
+    def add_train_time(self, task: int, seconds: float) -> None:
+        """Add the seconds of steps of a task."""
+        by_task = self.measured.train_by_task
+        by_task.extend([0.0] * (task + 1 - len(by_task)))
+        by_task[task] += seconds
+        self.measured.seconds["train"] += seconds
+
     def event(self, kind: Kind, **content: Any) -> Event:
         """Return an event of the run."""
         return Event(kind, self.run, self.trainer.done, len(self.trainer.plan.steps), **content)
@@ -99,76 +106,94 @@ def train_lanes(
             last one is 10 seconds old, and none after the last task: repeating steps is faster than more writes.
         log_every: Steps after which a report is made as well, for loggers.
     """
-    on_cpu, ends = lanes[0].trainer.device.type == "cpu", lanes[0].trainer.plan.ends
-    intervals = (every, REPORT_EVERY, log_every or every)
-    lanes, last_save = list(lanes), time.monotonic()
-
-    def interruptible() -> AbstractContextManager[None]:
-        return raise_on_stop() if on_cpu else nullcontext()
-
-    def is_save_due() -> bool:
-        nonlocal last_save
-        if not on_cpu and time.monotonic() - last_save < GPU_SAVE_SECONDS:
-            return False
-        last_save = time.monotonic()
-        return True
-
-    def drop(ended: Sequence[Event]) -> None:
-        nonlocal stepper
-        if ended:
-            lanes[:] = [lane for lane in lanes if all(event.run is not lane.run for event in ended)]
-            stepper = stepper_for([lane.trainer for lane in lanes]) if lanes else stepper
-
+    group, tasks = _Group(lanes, stop, every, log_every), len(lanes[0].trainer.plan.ends)
     yield from [lane.event("started") for lane in lanes]
-    with CheckpointWriter() as writer:
+    with group.writer:
         try:
-            with interruptible():
+            with group.interruptible():
                 for lane in lanes:
                     evaluate_ahead(lane.trainer, lane.measured)
-            stepper = stepper_for([lane.trainer for lane in lanes])
-            for task in range(lanes[0].measured.tasks, len(ends)):
-                if any([lane.trainer.start_task(task) for lane in lanes]):
-                    stepper.reset()
-                while lanes and (done := lanes[0].trainer.done) < ends[task]:
-                    until = min(ends[task], *((done // interval + 1) * interval for interval in intervals))
-                    started = time.perf_counter()
-                    losses = stepper.advance(until - done, stop)
-                    _add_train_time(lanes, task, (time.perf_counter() - started) / len(lanes))
-                    events = [_report(lane, task, loss) for lane, loss in zip(lanes, losses, strict=True)]
-                    yield from events
-                    drop([event for event in events if event.is_end])
-                    if stop():
-                        raise StopRequested
-                    if until % every == 0 and until < ends[task] and is_save_due():
-                        for lane in lanes:
-                            lane.save(writer)
-                # The last loss of a task can't show weights or moments that are not finite.
-                events = _nonfinite(lanes, task)
-                if any([lane.trainer.end_task(task) for lane in lanes if all(e.run is not lane.run for e in events)]):
-                    stepper.reset()
-                    events = _nonfinite(lanes, task)
-                yield from events
-                drop(events)
-                if on_cpu or (task + 1 < len(ends) and is_save_due()):
-                    for lane in lanes:
-                        lane.save(writer)
-                events = []
-                for lane in lanes:
-                    with interruptible():
-                        events.append(_evaluate(lane, task))
-                yield from events
-                drop([event for event in events if event.is_end])
-                if stop() and task + 1 < len(ends):
+            for task in range(lanes[0].measured.tasks, tasks):
+                yield from group.learn(task)
+                yield from group.end_task(task)
+                if stop() and task + 1 < tasks:
                     raise StopRequested
         except StopRequested:
-            for lane in lanes:
-                lane.save(writer)
-            yield from [lane.event("stopped", saved=lane.saved) for lane in lanes]
+            group.save()
+            yield from [lane.event("stopped", saved=lane.saved) for lane in group.lanes]
             return
-    yield from [lane.event("finished", results=run_results(lane.trainer, lane.measured)) for lane in lanes]
+    yield from [lane.event("finished", results=run_results(lane.trainer, lane.measured)) for lane in group.lanes]
 
 
-def _report(lane: Lane, task: int, loss: float) -> Event:
+class _Group:
+    """The lanes that are still trained, and their stepper."""
+
+    def __init__(self, lanes: Sequence[Lane], stop: Callable[[], bool], every: int, log_every: int | None) -> None:
+        self.lanes, self.stop, self.every = list(lanes), stop, every
+        self.intervals = (every, REPORT_EVERY, log_every or every)
+        self.on_cpu, self.plan = lanes[0].trainer.device.type == "cpu", lanes[0].trainer.plan
+        self.stepper = stepper_for([lane.trainer for lane in lanes])
+        self.writer, self.last_save = CheckpointWriter(), time.monotonic()
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Let a signal interrupt an evaluation; on a GPU it takes less time than the interruption would."""
+        return raise_on_stop() if self.on_cpu else nullcontext()
+
+    def save(self) -> None:
+        """Write a checkpoint of each lane."""
+        self.last_save = time.monotonic()
+        for lane in self.lanes:
+            lane.save(self.writer)
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether the last checkpoints are old enough for new ones."""
+        return self.on_cpu or time.monotonic() > self.last_save + GPU_SAVE_SECONDS
+
+    def learn(self, task: int) -> Iterator[Event]:
+        """Do the steps of a task; yields the progress of the lanes, and drops those that diverge."""
+        called = [lane.trainer.start_task(task) for lane in self.lanes]
+        if any(called):
+            self.stepper.reset()
+        end = self.plan.ends[task]
+        while self.lanes and (done := self.lanes[0].trainer.done) < end:
+            until = min(end, *((done // interval + 1) * interval for interval in self.intervals))
+            started = time.perf_counter()
+            losses = self.stepper.advance(until - done, self.stop)
+            share = (time.perf_counter() - started) / len(self.lanes)
+            for lane in self.lanes:
+                lane.add_train_time(task, share)
+            yield from self._without_ended([_report(*lane, task) for lane in zip(self.lanes, losses, strict=True)])
+            if self.stop():
+                raise StopRequested
+            if until % self.every == 0 and until < end and self.is_save_due:
+                self.save()
+
+    def end_task(self, task: int) -> Iterator[Event]:
+        """Call the hooks after a task, save the lanes, then evaluate them; yields the scores."""
+        yield from self._without_ended(_nonfinite(self.lanes, task))  # which the last loss can't show
+        called = [lane.trainer.end_task(task) for lane in self.lanes]
+        if any(called):
+            self.stepper.reset()
+            yield from self._without_ended(_nonfinite(self.lanes, task))
+        if self.on_cpu or (task + 1 < len(self.plan.ends) and self.is_save_due):
+            self.save()
+        events = []
+        for lane in self.lanes:
+            with self.interruptible():
+                events.append(_evaluate(lane, task))
+        yield from self._without_ended(events)
+
+    def _without_ended(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Drop the lanes that have ended by some events, which are returned."""
+        ended = [event.run for event in events if event.is_end]
+        if ended:
+            self.lanes = [lane for lane in self.lanes if all(lane.run is not run for run in ended)]
+            self.stepper = stepper_for([lane.trainer for lane in self.lanes]) if self.lanes else self.stepper
+        return events
+
+
+def _report(lane: Lane, loss: float, task: int) -> Event:
     """Return the progress of a run, or its divergence if the loss of the last step is not finite."""
     if math.isfinite(loss):
         return lane.event("steps", task=task, loss=loss)
@@ -201,15 +226,6 @@ def _evaluate(lane: Lane, task: int) -> Event:
         seconds=dict(measured.seconds),
         memory=peak_memory(trainer.device),
     )
-
-
-def _add_train_time(lanes: Sequence[Lane], task: int, share: float) -> None:
-    """Add the share of each run in the time of steps that were done together."""
-    for lane in lanes:
-        by_task = lane.measured.train_by_task
-        by_task.extend([0.0] * (task + 1 - len(by_task)))
-        by_task[task] += share
-        lane.measured.seconds["train"] += share
 
 
 def peak_memory(device: torch.device) -> int | None:
