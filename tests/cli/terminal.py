@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
+from contnorm.bench.engine.job import Job, RunEnvironment
 from rich.console import Console
 
 from contnorm.bench.api.execution import RunInterrupted, run_jobs
-from contnorm.bench.engine.job import Job, RunEnvironment
 
 __all__ = ["exit_code", "printed"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from contnorm.bench.api.execution import RunOptions
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Record, Store
 from contnorm.cli.diagnose import show_run_diagnosis

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import rich.progress
 import torch
+from contnorm.bench.engine.events import Stopped
+from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
 from rich.console import Console
 
 from contnorm.bench.api import execution as running
@@ -23,8 +25,6 @@ from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.config.defaults import varying
 from contnorm.bench.data import progress as data_progress
 from contnorm.bench.data.progress import load_with_progress
-from contnorm.bench.engine.events import Stopped
-from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.records import Store
 from contnorm.cli.main import COMMANDS, load_command
 from contnorm.cli.run import resume_all, run_seeds

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contnorm.bench.engine.lock import RunLock
 
 from contnorm.bench import load_runs
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.records import Store
 
 LRS = {"bn": (0.03, 0.1), "cn": (0.03,)}

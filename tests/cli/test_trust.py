@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
-
-from contnorm.bench.api import execution as running
 from contnorm.bench.engine.events import Stopped
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+from rich.console import Console
+
+from contnorm.bench.api import execution as running
 from contnorm.bench.records import Store
 from contnorm.bench.user_code import load_user_code, only_trusted
 from contnorm.cli.main import app

@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.units import group_jobs
 from rich.console import Console
 
 from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine import runner as engine_runs
-from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.units import group_jobs
 from contnorm.bench.records import Store
 from contnorm.cli.paper import run_recipe
 from contnorm.cli.tune import tune_recipe

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 import torch
-
-from contnorm import bench, paper
 from contnorm.bench.engine.events import Finished, Started, TaskDone
 from contnorm.bench.engine.run_dir import RunDir
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+
+from contnorm import bench, paper
 from contnorm.bench.launchers import ray_driver
 from contnorm.bench.records import Store
 from contnorm.errors import UserCodeError, UserError

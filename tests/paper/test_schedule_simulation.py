@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-
 from contnorm.bench.engine.units import Unit
+
 from contnorm.paper.schedule_simulation import (
     GPUS,
     LANES,

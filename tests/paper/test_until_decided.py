@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contnorm.bench.engine.job import Job
 from rich.console import Console
 
 from contnorm import paper
 from contnorm.bench.api.execution import RunInterrupted, RunOptions
-from contnorm.bench.engine.job import Job
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from contnorm.paper import until_decided

@@ -32,9 +32,8 @@ __all__ = ["app", "load_command", "main"]
 # Commands with their help. A command is the function of this name in the module of this name, unless it is in _MODULES.
 COMMANDS = {
     "ls": "List available norms, streams, strategies, memories, models, launchers and tables.",
-    "run": "Train once over a stream; after each task, measure accuracy on all tasks so far.",
-    "sweep": "Run all combinations of some settings, and show the best setting of each norm.",
-    "resume": "Resume all interrupted runs under a folder, bit-exactly.",
+    "run": "Train once over a stream, or with all combinations of some settings, and show the scores.",
+    "resume": "Resume the interrupted runs of a folder, bit-exactly.",
     "show": "Show the scores of finished runs, averaged over seeds.",
     "archive": "Write all records of a runs folder to one file, which every command reads like a folder.",
     "compare": "Compare two runs: differing settings, score differences paired over shared seeds, and a verdict.",

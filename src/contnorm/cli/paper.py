@@ -35,7 +35,7 @@ from contnorm.cli.common import (
     importing_torch,
 )
 from contnorm.cli.examples import Example, examples
-from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
+from contnorm.cli.options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
 from contnorm.errors import UserError

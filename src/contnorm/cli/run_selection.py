@@ -82,8 +82,8 @@ def unfinished_lines(unfinished: Sequence[UnfinishedRun]) -> list[str]:
     """One line that counts unfinished runs and names the command that resumes them; none without such runs.
 
     Example:
-        >>> unfinished_lines([UnfinishedRun(Path("runs/75cc0f1e2d3b/0.unfinished"), None, 20, False)])
-        ['1 unfinished run (1 stopped). Resume with: contnorm resume runs']
+        >>> unfinished_lines([UnfinishedRun(Path("runs/75cc0f1e2d3b/0.unfinished"), None, 20, False, {})])
+        ['1 unfinished run (1 stopped). Resume with: contnorm resume --runs runs']
     """
     if not unfinished:
         return []
@@ -93,7 +93,7 @@ def unfinished_lines(unfinished: Sequence[UnfinishedRun]) -> list[str]:
     runs = f"{len(unfinished)} unfinished run{'' if len(unfinished) == 1 else 's'}"
     # The folders of these runs: runs that are named by their path need not be in the folder of --runs.
     folders = dict.fromkeys(str(run.folder.parent.parent) for run in stopped)
-    commands = " and ".join(f"contnorm resume {shlex.quote(folder)}" for folder in folders)
+    commands = " and ".join(f"contnorm resume --runs {shlex.quote(folder)}" for folder in folders)
     return [f"{runs} ({', '.join(counts)}).{f' Resume with: {commands}' if stopped else ''}"]
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contnorm.bench.engine.job_events import Event
 
 from contnorm import bench
-from contnorm.bench.engine.job_events import Event
 from contnorm.bench.signals import StopSignals
 
 SCRIPT = """

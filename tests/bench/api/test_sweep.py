@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contnorm.bench.api.sweep_monitor import SweepMonitor
 from rich.console import Console
 from torch import Tensor, nn
 
 from contnorm import bench
 from contnorm.bench.api.sweep import SweepGrid, SweepSession
-from contnorm.bench.api.sweep_monitor import SweepMonitor
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.grid import LineSearch
 from contnorm.errors import UserError

@@ -10,10 +10,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from contnorm.bench.engine.events import Finished
 
 from contnorm.bench.engine import loop
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.trainer import Trainer
 

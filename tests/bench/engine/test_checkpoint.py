@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.scheduler import resolve
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine import loop
 from contnorm.bench.engine.checkpoint import Checkpoints, Packed, packed
-from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_mnist
 

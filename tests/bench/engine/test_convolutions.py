@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.job import RunEnvironment
+from contnorm.bench.engine.precision import numerics
+from contnorm.bench.engine.resume import resume_run
+from contnorm.bench.engine.scheduler import resolve
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig, TrainConfig
@@ -19,11 +23,7 @@ from contnorm.bench.engine import convolutions
 from contnorm.bench.engine.checkpoint import Checkpoints, packed
 from contnorm.bench.engine.convolutions import choose_table
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
-from contnorm.bench.engine.job import RunEnvironment
-from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.provenance import provenance
-from contnorm.bench.engine.resume import resume_run
-from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
 from contnorm.kernels.side_stream import Convolution

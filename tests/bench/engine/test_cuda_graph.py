@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.precision import numerics
+from contnorm.bench.engine.scheduler import resolve
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.cuda_graph import SHORT, compile_kernels, stepper_for
-from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.precision import numerics
-from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import image_store as gallery
 from contnorm.errors import UserCodeError

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.events import Diverged
 from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve
+
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist

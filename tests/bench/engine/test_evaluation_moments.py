@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from contnorm.bench.engine.events import Finished, TaskDone
+from contnorm.bench.engine.run_dir import RunDir, stopped_runs
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 from torch import Tensor, nn
 
 from contnorm import bench
@@ -21,10 +24,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.evaluate import MemoryBatches, TrainBatches, count_correct, memory_moments
-from contnorm.bench.engine.events import Finished, TaskDone
 from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.run_dir import RunDir, stopped_runs
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.record import Record
 from contnorm.bench.records import Store

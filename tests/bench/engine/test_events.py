@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.events import Finished, Started, Steps, TaskDone
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.events import Finished, Started, Steps, TaskDone
 from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.multilabel import LabelMatrix, label_score

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.events import Finished, Stopped
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.scheduler import execute
+from contnorm.bench.models.weight_draws import WeightDraws
 from safetensors.torch import load
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.checkpoint import weights_path
-from contnorm.bench.engine.events import Finished, Stopped
-from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.scheduler import execute
-from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.records import Store, make_record
 from contnorm.errors import UserError
 from tests.datasets import small_mnist

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from contnorm.bench.engine.lock import RunLock
 
 from contnorm.bench.engine import lock as lock_module
-from contnorm.bench.engine.lock import RunLock
 
 HOLD = """
 import errno, fcntl, sys, time

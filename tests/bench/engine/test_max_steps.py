@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from rich.console import Console
 
 from contnorm.bench.engine import loop, measurements
 from contnorm.bench.engine.evaluate import count_correct
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Store

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contnorm.bench.engine.events import Failed, Finished
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from torch import nn
 
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
@@ -18,9 +20,7 @@ from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.data.multilabel_listings import list_csv
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.evaluate import count_labels
-from contnorm.bench.engine.events import Failed, Finished
 from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.memory_stats import Census
 from contnorm.bench.metrics.multilabel import LabelStats

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contnorm.bench.engine.events import Finished
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import ExtraDraw, PlanCache

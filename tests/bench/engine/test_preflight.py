@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 
 from contnorm import registry
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import preflight
-from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.norm_layers import check_norms
 from contnorm.errors import UserError

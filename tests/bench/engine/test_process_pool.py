@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.events import Finished, Stopped
+from contnorm.bench.engine.process_pool import run_in_processes
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import process_pool as processes
-from contnorm.bench.engine.events import Finished, Stopped
 from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.process_pool import run_in_processes
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.records import Store
 from contnorm.bench.signals import child_processes

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.engine.events import Failed, Finished, Stopped
 from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.engine.run_dir import RunDir, stopped_runs
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, Waiting, execute, resolve
+
+from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from tests.datasets import small_mnist

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.events import Diverged, Failed, Finished, Steps
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import Checkpoints, CheckpointWriter
 from contnorm.bench.engine.cuda_graph import _EagerStepper
-from contnorm.bench.engine.events import Diverged, Failed, Finished, Steps
 from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix, score
 from contnorm.bench.records import Store

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.events import Finished, Stopped
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.events import Finished, Stopped
 from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.signals import StopRequested, StopSignals, raise_on_stop
 from tests.datasets import small_mnist

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.events import Finished
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 
 from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 from contnorm.bench.engine.strategy_hooks import task_items
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserCodeError, UserError

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.evaluate import count_correct
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.process_pool import run_in_processes
+from contnorm.bench.engine.units import plan_units
+from contnorm.bench.launchers.local import LocalLauncher, list_devices
 from typer.testing import CliRunner
 
 from contnorm import bench
 from contnorm.bench.api.execution import RunOptions, environment_with_data, find_device
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.process_pool import run_in_processes
-from contnorm.bench.engine.units import plan_units
-from contnorm.bench.launchers.local import LocalLauncher, list_devices
 from contnorm.cli.main import app
 from contnorm.errors import UserError
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contnorm.bench.launchers.registry import create_launcher, launchers
 
 from contnorm import bench
-from contnorm.bench.launchers.registry import create_launcher, launchers
 
 MODULE = """
 from contnorm import bench

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
-
-from contnorm import bench
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.cost import CostModel
 from contnorm.bench.engine.events import Finished
 from contnorm.bench.engine.job_events import Event
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from contnorm.bench.engine.units import Unit, plan_units
-from contnorm.bench.launchers import registry
 from contnorm.bench.launchers.local import LocalLauncher
 from contnorm.bench.launchers.registry import create_launcher
+
+from contnorm import bench
+from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.cost import CostModel
+from contnorm.bench.launchers import registry
 from contnorm.cli.main import load_command
 from contnorm.errors import UserError
 

@@ -13,7 +13,6 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
-
 from contnorm.bench.engine.events import Finished, Started, Stopped, TaskDone
 from contnorm.bench.engine.job_events import Event, Waiting
 from contnorm.bench.engine.process_pool import pickle_objects
@@ -31,6 +30,7 @@ from contnorm.bench.launchers.remote_worker import (
     WorkerSetup,
 )
 from contnorm.bench.launchers.run_files import CheckpointUrl, HeldRuns, RunFiles, read_run
+
 from contnorm.bench.records import Store
 from contnorm.bench.user_code import PythonObject, code_hash, load_user_code
 from contnorm.errors import UserError

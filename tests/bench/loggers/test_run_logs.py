@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from contnorm.bench.engine.events import Started, Steps
+from contnorm.bench.engine.job import Job
+from contnorm.bench.engine.scheduler import Event
 
 from contnorm import bench
 from contnorm.bench.api.run_logs import RunLogs
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.engine.events import Started, Steps
-from contnorm.bench.engine.job import Job
-from contnorm.bench.engine.scheduler import Event
 from contnorm.bench.loggers import create_logger
 from contnorm.bench.loggers.csv_logger import CSVLogger
 from contnorm.errors import UserError

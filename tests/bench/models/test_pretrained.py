@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from contnorm.bench.engine.run_dir import edited
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.run_dir import edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models import pretrained
 from contnorm.bench.models.build import build_model

@@ -128,7 +128,7 @@ def run(
         >>> result.accuracy.shape
         (2, 2, 2)
     """
-    arguments = {"norm": norm, "strategy": strategy, "model": model, "memory": memory, "lr": lr}
+    arguments: dict[str, Any] = {"norm": norm, "strategy": strategy, "model": model, "memory": memory, "lr": lr}
     arguments |= {"batch_size": batch_size, "replay": replay, "settings": settings, "tag": tag}
     (result,) = run_all(
         stream,

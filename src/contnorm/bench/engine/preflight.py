@@ -98,8 +98,8 @@ def _check_output(model: nn.Module, config: RunConfig, shape: Shape, outputs: in
     if got != (2, outputs):
         raise UserError(
             f"model {config.model.name!r}: for images of shape {(2, *shape)} its output must have shape "
-            f"{(2, outputs)}, one value per output of the stream, not {got}. Use num_outputs, the second argument of your function, or "
-            f"stream.num_outputs."
+            f"{(2, outputs)}, one value per output of the stream, not {got}. Use num_outputs, the second argument of "
+            f"your function, or stream.num_outputs."
         )
 
 

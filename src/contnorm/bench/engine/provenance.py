@@ -56,7 +56,8 @@ def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
         threads: CPU threads of the run.
     """
     with _one_thread_at_a_time:
-        matmul, cudnn, deterministic = torch.backends.cuda.matmul, torch.backends.cudnn, torch.utils.deterministic
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        deterministic: Any = torch.utils.deterministic
         old = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
         old_threads, old_deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
         old_fill = deterministic.fill_uninitialized_memory
@@ -69,13 +70,13 @@ def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
             # Not torch.use_deterministic_algorithms: it also imports torch's compiler, which takes seconds.
             torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
             # Deterministic mode fills every new tensor before use: half of all kernels of a step, without any effect.
-            deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+            deterministic.fill_uninitialized_memory = False
             yield
         finally:
             torch.set_num_threads(old_threads)
             matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = old
             torch.set_deterministic_debug_mode(old_deterministic)
-            deterministic.fill_uninitialized_memory = old_fill  # type: ignore[attr-defined]
+            deterministic.fill_uninitialized_memory = old_fill
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:
