@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve, stopped_runs
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from contnorm.bench.api.execution import RunOptions
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Record, Store
 from contnorm.cli.diagnose import show_run_diagnosis
@@ -42,7 +44,7 @@ def values(stream: str, **groups: Any) -> dict[str, Any]:
 
 def made(root: Path, runs: Path, options: dict[str, Any], keep: bool = True, seed: int = 0) -> tuple[Record, Path]:
     config = resolve(options, root)
-    list(execute([Job(config, seed)], RunEnvironment(runs, root, CPU, keep_weights=keep)))
+    list(execute([Run(config, seed)], RunOptions(runs=runs, data_root=root, keep_weights=keep)))
     store = Store(runs)
     path = store.path(config, seed)
     return store.load(path), path
@@ -52,7 +54,7 @@ def made(root: Path, runs: Path, options: dict[str, Any], keep: bool = True, see
 def test_diagnosis_equals_the_record(root: Path, tmp_path: Path, stream: str) -> None:
     """Weights, data and heads are those of the run: its last rows, with running and oracle moments, come out again."""
     record, path = made(root, tmp_path, values(stream, evaluate={"moments": "oracle"}))
-    found = diagnose_record(record, path, RunEnvironment(tmp_path, root, CPU))
+    found = diagnose_record(record, path, RunOptions(runs=tmp_path, data_root=root))
     running, oracle = AccuracyMatrix(**record.raw["matrix_running"]), record.matrix
     last = oracle.tasks - 1
     assert found.running == pytest.approx([running.at(last, task) for task in range(last + 1)])
@@ -77,8 +79,8 @@ def test_keep_weights_does_not_change_the_run(root: Path, tmp_path: Path) -> Non
 
 
 def test_resumed_run_saves_weights(root: Path, tmp_path: Path) -> None:
-    job = Job(resolve(values("permuted-mnist"), root), 0)
-    list(execute([job], RunEnvironment(tmp_path, root, CPU, keep_weights=True), stop=lambda: True))
+    job = Run(resolve(values("permuted-mnist"), root), 0)
+    list(execute([job], RunOptions(runs=tmp_path, data_root=root, keep_weights=True), stop=lambda: True))
     assert [left.keep_weights for left in stopped_runs(tmp_path).runs] == [True]
     assert resume_all(tmp_path, RunOptions(), root, Console(file=io.StringIO())) == 0
     assert Store(tmp_path).path(job.config, 0).with_suffix(".safetensors").is_file()
@@ -123,7 +125,7 @@ def test_run_named_by_hash_folder_or_file(root: Path, runs: Path, tmp_path: Path
 def test_all_seeds_with_weights_are_measured(root: Path, runs: Path) -> None:
     (folder,) = runs.iterdir()
     measured = diagnose_run(folder.name, runs=runs, root=root)
-    place = RunEnvironment(runs, root, CPU)
+    place = RunOptions(runs=runs, data_root=root)
     single = {s: diagnose_record(Store(runs).load(folder / f"{s}.json"), folder / f"{s}.json", place) for s in (1, 2)}
     assert measured.by_seed == single and measured.diagnosis.seeds == (1, 2)
     recovered = [one.recovered for one in single.values()]
@@ -183,7 +185,7 @@ def test_wrong_options_are_rejected_before_measuring(
 def test_older_fingerprint_warns(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     record, path = made(root, tmp_path, values("permuted-mnist"))
     old = replace(record, raw={**record.raw, "source": {"fingerprint": "00ff"}})
-    diagnose_record(old, path, RunEnvironment(tmp_path, root, CPU))
+    diagnose_record(old, path, RunOptions(runs=tmp_path, data_root=root))
     assert "may be of other data" in caplog.text and "cannot be compared" in caplog.text
 
 
@@ -219,7 +221,7 @@ def test_two_runs_are_compared_by_pairs(root: Path, runs: Path, tmp_path: Path) 
     (bn,) = runs.iterdir()
     options = values("permuted-mnist", norm={"name": "cn", "groups": 4})
     others = [made(root, tmp_path, options, seed=seed) for seed in (1, 2)]
-    place, console = RunEnvironment(runs, root, CPU), Console(file=io.StringIO(), width=60)
+    place, console = RunOptions(runs=runs, data_root=root), Console(file=io.StringIO(), width=60)
     other = others[0][1].parent
     show_run_diagnosis(diagnose_run(bn, other=other, runs=runs, root=root), None, console)
     assert isinstance(console.file, io.StringIO)

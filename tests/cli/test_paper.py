@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contnorm.bench.engine.scheduler import Event, resolve
 from rich.console import Console
 
 from contnorm.bench.api import execution as running
 from contnorm.bench.api.execution import RunOptions
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.data.multilabel_listings import list_csv
 from contnorm.bench.records import Store

@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 import rich.progress
 import torch
-from contnorm.bench.engine.events import Stopped
-from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
 from rich.console import Console
 
 from contnorm.bench.api import execution as running
 from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.config.defaults import varying
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data import progress as data_progress
 from contnorm.bench.data.progress import load_with_progress
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.cli.main import COMMANDS, load_command
 from contnorm.cli.run import resume_all, run_seeds
@@ -46,8 +47,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
 
 
-def jobs(root: Path, seeds: int = 2) -> list[Job]:
-    return [Job(resolve(VALUES, root), seed) for seed in range(seeds)]
+def jobs(root: Path, seeds: int = 2) -> list[Run]:
+    return [Run(resolve(VALUES, root), seed) for seed in range(seeds)]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -64,7 +65,7 @@ def test_signal_before_first_run_exits_130(
         yield from ()
 
     monkeypatch.setattr(running, "execute", nothing_begun)
-    assert exit_code(jobs(root, 3), RunEnvironment(tmp_path, root, CPU), console) == code
+    assert exit_code(jobs(root, 3), RunOptions(runs=tmp_path, data_root=root), console) == code
     assert "not started: 3 of 3 runs. Run it again" in printed(console), "resume would not know of them"
     assert run_seeds(VALUES, [0], RunOptions(), root, tmp_path, console) == code
     assert "ACC" not in printed(console), "no table of what is not there"
@@ -78,7 +79,7 @@ def test_signal_after_last_run_exits_0(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(running, "execute", then_stopped)
-    assert exit_code(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == 0
+    assert exit_code(jobs(root), RunOptions(runs=tmp_path, data_root=root), console) == 0
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_second_signal_stops_at_once(
 
     before = [signal.getsignal(number) for number in numbers]  # may be ignored, such as in the background
     monkeypatch.setattr(running, "execute", deaf)
-    assert exit_code(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == code
+    assert exit_code(jobs(root), RunOptions(runs=tmp_path, data_root=root), console) == code
     assert "stopped at once; the last checkpoints are kept. Continue with: contnorm" in printed(console)
     assert [signal.getsignal(number) for number in numbers] == before
 
@@ -116,7 +117,7 @@ def test_runs_in_another_thread_install_no_handlers(root: Path, tmp_path: Path, 
     seen: list[object] = []
 
     def work() -> None:
-        seen.append(exit_code(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console))
+        seen.append(exit_code(jobs(root, 1), RunOptions(runs=tmp_path, data_root=root), console))
         seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
@@ -131,7 +132,7 @@ def test_no_scores_are_printed_without_records(console: Console) -> None:
 
 
 def stop_one(root: Path, runs: Path, threads: int = 1) -> None:
-    *_, event = execute(jobs(root, 1), RunEnvironment(runs, root, CPU, threads=threads), stop=lambda: True)
+    *_, event = execute(jobs(root, 1), RunOptions(runs=runs, data_root=root, threads=threads), stop=lambda: True)
     assert isinstance(event.what, Stopped)
 
 
@@ -171,7 +172,7 @@ def test_resume_of_gpu_runs_without_gpu_is_reported(
 def test_locked_run_does_not_block_others(root: Path, tmp_path: Path, console: Console) -> None:
     for name in ("a", "b"):
         stop_one(root, tmp_path / name)
-    held = execute(jobs(root, 1), RunEnvironment(tmp_path / "b", root, CPU))
+    held = execute(jobs(root, 1), RunOptions(runs=tmp_path / "b", data_root=root))
     next(held)
     threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # the other run is over by then
     assert resume_all(tmp_path, RunOptions(), root, console) == 130, "waiting can be interrupted"
@@ -208,7 +209,7 @@ def test_resume_reports_unusable_runs_and_finishes_others(
         resume_all(tmp_path / "b", RunOptions(), root, console)
 
 
-def stopped_at_once(given: list[Job], place: RunEnvironment, **more: object) -> Iterator[Event]:
+def stopped_at_once(given: list[Run], place: RunOptions, **more: object) -> Iterator[Event]:
     for event in execute(given, place, stop=lambda: True):
         if isinstance(event.what, Stopped):
             os.kill(os.getpid(), signal.SIGINT)
@@ -219,7 +220,7 @@ def test_brackets_in_path_are_not_markup(root: Path, tmp_path: Path, console: Co
     runs = tmp_path / "r[bold]x"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "execute", stopped_at_once)
-        assert exit_code(jobs(root, 1), RunEnvironment(runs, root, CPU), console) == 130
+        assert exit_code(jobs(root, 1), RunOptions(runs=runs, data_root=root), console) == 130
     assert f"and saved. Continue with: contnorm resume '{runs}'" in printed(console)
     assert run_seeds(VALUES, [0], RunOptions(), root, runs, console) == 0
     assert f"recorded in {runs}" in printed(console)
@@ -250,7 +251,7 @@ def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
     with pytest.raises(UserError, match=r"69,500 of 70,000 images are missing .*--allow-missing"):
         run_seeds(VALUES, [0], RunOptions(), root, tmp_path / "refused", console)
     assert not list(tmp_path.rglob("*.json")), "nothing is left of a run that was refused"
-    *_, event = execute(jobs(root, 1), RunEnvironment(tmp_path, root, CPU, allow_missing=True), stop=lambda: True)
+    *_, event = execute(jobs(root, 1), RunOptions(runs=tmp_path, data_root=root, allow_missing=True), stop=lambda: True)
     assert isinstance(event.what, Stopped)
     assert resume_all(tmp_path, RunOptions(), root, console) == 0
     (record,) = Store(tmp_path)
@@ -285,5 +286,5 @@ def test_ctrl_c_while_data_is_loaded_exits_130(
 
     monkeypatch.setattr(data_progress, "load_source", interrupted)
     before = signal.getsignal(signal.SIGINT)
-    assert exit_code(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console) == 130
+    assert exit_code(jobs(root, 1), RunOptions(runs=tmp_path, data_root=root), console) == 130
     assert signal.getsignal(signal.SIGINT) is before

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from contnorm.bench.engine.events import Stopped
 from contnorm.bench.engine.run_dir import RunDir
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 from rich.console import Console
 
 from contnorm.bench.api import execution as running
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.bench.user_code import load_user_code, only_trusted
 from contnorm.cli.main import app
@@ -65,7 +66,7 @@ def contnorm(*arguments: object) -> int:
 
 def stopped(root: Path, runs: Path, **groups: dict[str, Any]) -> RunDir:
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, **groups}, root)
-    *_, last = execute([Job(config, 0)], RunEnvironment(runs, root, CPU), stop=lambda: True)
+    *_, last = execute([Run(config, 0)], RunOptions(runs=runs, data_root=root), stop=lambda: True)
     assert isinstance(last.what, Stopped)
     return RunDir.of(last.job, Store(runs))
 
@@ -89,9 +90,9 @@ def test_resume_skips_runs_of_untrusted_code(
 def forged(root: Path, runs: Path, **model: str) -> RunDir:
     """The note of a run that names files without their hashes, in its right place."""
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}}, root)
-    job = Job(replace(config, model=replace(config.model, **model)), 0)
+    job = Run(replace(config, model=replace(config.model, **model)), 0)
     left = RunDir.of(job, Store(runs))
-    left.write_note(job, RunEnvironment(runs, root, CPU), "")
+    left.write_note(job, RunOptions(runs=runs, data_root=root), "")
     return left
 
 
@@ -164,10 +165,10 @@ def test_code_named_in_settings_file_is_not_trusted(root: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_worker_processes_execute_only_trusted_code(root: Path, tmp_path: Path, code: Path) -> None:
-    place = RunEnvironment(tmp_path / "runs", root, CPU, lanes=2)
+    place = RunOptions(runs=tmp_path / "runs", data_root=root, lanes=2)
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
     with only_trusted([code]):
-        list(execute([Job(config, 0), Job(config, 1)], place))
+        list(execute([Run(config, 0), Run(config, 1)], place))
     assert len(list(Store(place.runs))) == 2
 
 
@@ -175,10 +176,10 @@ def test_stop_prints_resume_command_with_trusted_files(
     root: Path, tmp_path: Path, code: Path, console: Console
 ) -> None:
     config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
-    place = RunEnvironment(tmp_path / "runs", root, CPU)
+    place = RunOptions(runs=tmp_path / "runs", data_root=root)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(running, "execute", lambda jobs, where, stop, prepare: execute(jobs, where, lambda: True))
-        exit_code([Job(config, 0)], place, console)
+        exit_code([Run(config, 0)], place, console)
     assert f"contnorm resume {place.runs} --trust-code {code}" in printed(console)
 
 

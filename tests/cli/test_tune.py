@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.units import group_jobs
 from rich.console import Console
 
 from contnorm.bench.api.execution import RunOptions
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine import runner as engine_runs
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.cli.paper import run_recipe
 from contnorm.cli.tune import tune_recipe
@@ -235,7 +235,7 @@ def test_smoke_test_chooses_nothing(root: Path, tmp_path: Path, recipe: str, con
     assert "no learning rate is chosen" in printed(console) and not (tmp_path / "runs" / "selected").exists()
 
 
-def grids_of(name: str, options: TuneOptions) -> tuple[list[lr_search.RateGrid], RecipeRecords, RunEnvironment]:
+def grids_of(name: str, options: TuneOptions) -> tuple[list[lr_search.RateGrid], RecipeRecords, RunOptions]:
     environment = lr_search._environment(options)
     records = RecipeRecords(Store(environment.runs), range(options.seeds))
     return lr_search._grids(find_recipe(name), options, records, environment.data_root), records, environment
@@ -264,7 +264,7 @@ def test_grids_use_validation_tasks(name: str, root: Path, tmp_path: Path) -> No
     assert len(grids) == len({place for place in places if place[0] == "split-cifar100"})
 
 
-def but_for_the_rate(job: Job) -> RunConfig:
+def but_for_the_rate(job: Run) -> RunConfig:
     return replace(job.config, train=replace(job.config.train, lr=1.0))
 
 

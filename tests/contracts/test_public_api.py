@@ -37,7 +37,7 @@ def test_examples_import_only_the_public_api(example: Path) -> None:
 
 
 def test_imports_below_the_public_api_are_noticed() -> None:
-    assert not imported_modules("def f():\n    from contnorm.bench.engine.job import Job\n") <= PUBLIC
+    assert not imported_modules("def f():\n    from contnorm.bench.engine.run import Job\n") <= PUBLIC
 
 
 @pytest.mark.parametrize("package", PACKAGES)

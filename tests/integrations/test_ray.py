@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 import torch
-from contnorm.bench.engine.events import Finished, Started, TaskDone
 from contnorm.bench.engine.run_dir import RunDir
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
 
 from contnorm import bench, paper
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.launchers import ray_driver
 from contnorm.bench.records import Store
 from contnorm.errors import UserCodeError, UserError
@@ -80,16 +81,16 @@ def hold(tmp_path: Path) -> Path:
     return path
 
 
-def slow_jobs(tmp_path: Path, hold: Path, norms: Sequence[str], seeds: int) -> list[Job]:
+def slow_jobs(tmp_path: Path, hold: Path, norms: Sequence[str], seeds: int) -> list[Run]:
     code = tmp_path / "slow.py"
     code.write_text(SLOW.format(hold=str(hold)))
     settings = {"stream": STREAM, "strategy": {"name": f"{code}:Slow"}}
     configs = [resolve({**settings, "norm": {"name": norm}}, tmp_path) for norm in norms]
-    return [Job(config, seed) for config in configs for seed in range(seeds)]
+    return [Run(config, seed) for config in configs for seed in range(seeds)]
 
 
-def environment(runs: Path | None, launcher: Any = None) -> RunEnvironment:
-    return RunEnvironment(runs, Path("no data"), CPU, launcher=launcher)
+def environment(runs: Path | None, launcher: Any = None) -> RunOptions:
+    return RunOptions(runs=runs, data_root=Path("no data"), launcher=launcher)
 
 
 def results(runs: Path) -> dict[tuple[str, int], Any]:
@@ -129,7 +130,7 @@ def raylet_of(node: Any) -> int:
     return int(node.all_processes["raylet"][0].process.pid)
 
 
-def process_of(job: Job, runs: Path) -> int | None:
+def process_of(job: Run, runs: Path) -> int | None:
     """The worker that has locked a run and saved a checkpoint of it."""
     run_dir = RunDir.of(job, Store(runs))
     try:
@@ -148,14 +149,14 @@ class Faults:
 
     def __init__(self, cluster: Any, runs: Path) -> None:
         self.cluster, self.runs = cluster, runs
-        self.killed: list[Job] = []
-        self.removed: list[Job] = []
+        self.killed: list[Run] = []
+        self.removed: list[Run] = []
 
     def __bool__(self) -> bool:
         """Whether both faults have happened."""
         return bool(self.killed and self.removed)
 
-    def cause(self, job: Job) -> None:
+    def cause(self, job: Run) -> None:
         record = RunDir.of(job, Store(self.runs)).record
         wait_for(lambda: process_of(job, self.runs) or record.is_file(), "checkpoint")
         process = process_of(job, self.runs)
@@ -190,8 +191,8 @@ def stopped(process: int) -> Iterator[None]:
 def test_runs_survive_the_loss_of_a_worker_and_a_node(cluster: Any, tmp_path: Path, hold: Path) -> None:
     jobs, runs = slow_jobs(tmp_path, hold, ("bn", "gn", "cn", "none"), 6), tmp_path / "runs"
     faults = Faults(cluster, runs)
-    begun: dict[Job, list[int]] = {}
-    ended: list[Job] = []
+    begun: dict[Run, list[int]] = {}
+    ended: list[Run] = []
     for event in execute(jobs, environment(runs, bench.RayLauncher())):
         if isinstance(event.what, Started):
             begun.setdefault(event.job, []).append(event.what.done)
@@ -217,8 +218,8 @@ def test_without_a_shared_folder_a_run_goes_on_on_another_node(
     restore_nodes(cluster)
     monkeypatch.setattr(ray_driver.FolderToken, "write", lambda token: None)  # then no worker sees the folder of runs
     jobs, runs = slow_jobs(tmp_path, hold, ("bn",), 3), tmp_path / "runs"
-    begun: dict[Job, list[int]] = {}
-    running: set[Job] = set()
+    begun: dict[Run, list[int]] = {}
+    running: set[Run] = set()
     for event in execute(jobs, environment(runs, bench.RayLauncher(upload_every=0))):
         assert event.path == Store(runs).path(event.job.config, event.job.seed)
         if isinstance(event.what, Started):
@@ -303,7 +304,7 @@ def test_interrupted_and_killed_commands_go_on(
     assert process.returncode == 0 and output.count("recorded in") == 1, output
     (config,) = {record.config for record in Store(runs)}
     monkeypatch.chdir(tmp_path)
-    list(execute([Job(config, 0)], environment(tmp_path / "local")))
+    list(execute([Run(config, 0)], environment(tmp_path / "local")))
     assert results(runs) == results(tmp_path / "local") and len(results(runs)) == 1
 
 

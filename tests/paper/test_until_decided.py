@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contnorm.bench.engine.job import Job
 from rich.console import Console
 
 from contnorm import paper
 from contnorm.bench.api.execution import RunInterrupted, RunOptions
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from contnorm.paper import until_decided
@@ -65,7 +65,7 @@ class Runs:
     stop_after: int | None = None
     calls: list[dict[str, list[int]]] = field(default_factory=list)
 
-    def __call__(self, jobs: Sequence[Job], environment: Any, console: Any) -> Execution:
+    def __call__(self, jobs: Sequence[Run], environment: Any, console: Any) -> Execution:
         store = environment.store
         made: dict[str, list[int]] = {}
         self.calls.append(made)

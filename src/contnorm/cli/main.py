@@ -32,7 +32,7 @@ __all__ = ["app", "load_command", "main"]
 # Commands with their help. A command is the function of this name in the module of this name, unless it is in _MODULES.
 COMMANDS = {
     "ls": "List available norms, streams, strategies, memories, models, launchers and tables.",
-    "run": "Train once over a stream, or with all combinations of some settings, and show the scores.",
+    "run": "Train once over a stream, or once with each combination of settings, as in --norm bn,cn --lr 0.01,0.03.",
     "resume": "Resume the interrupted runs of a folder, bit-exactly.",
     "show": "Show the scores of finished runs, averaged over seeds.",
     "archive": "Write all records of a runs folder to one file, which every command reads like a folder.",

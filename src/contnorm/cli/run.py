@@ -84,11 +84,7 @@ def run(
     plot: PlotFile = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Train once over a stream; after each task, measure accuracy on all tasks so far.
-
-    Options of settings take several values with commas between, such as --norm bn,cn --lr 0.01,0.03: all combinations
-    are run, and the best setting of each norm is shown.
-    """
+    """Train once over a stream, or once with each combination of settings, as in --norm bn,cn --lr 0.01,0.03."""
     if seed is not None and seeds is not None:
         raise UserError(f"--seed {seed} and --seeds {seeds}: use one of them. --seeds is a number of seeds, from 0 on.")
     if seeds is not None:
@@ -146,7 +142,7 @@ def resume(
     address: Address = None,
     launcher_set: LauncherSettings = None,
 ) -> None:
-    """Resume the interrupted runs of a folder, bit-exactly. Runs with code of yours: repeat their command instead."""
+    """Resume the interrupted runs of a folder, bit-exactly."""
     with importing_torch(device, in_workers=bool(devices or launcher)):
         options: dict[str, Any] = {"device": device, "lanes": lanes, "threads": threads, "devices": devices}
     options |= {"launcher": find_launcher(launcher, address, launcher_set), "allow_missing": allow_missing or None}

@@ -75,10 +75,7 @@ def tune(
         typer.Option("-o", "--out", help="File for the rates of a recipe; default: RUNS/selected/RECIPE.toml."),
     ] = None,
 ) -> None:
-    """Choose the best learning rate (or another setting) of each norm, using only validation data.
-
-    The list of the setting is the grid from which the search starts; lists of other settings make separate searches.
-    """
+    """Choose the best learning rate (or another setting) of each norm, using only validation data."""
     check_seeds(seeds)
     if refine not in (None, "none", *REFINEMENTS):
         raise unknown("--refine", str(refine), [*REFINEMENTS, "none"])

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from contnorm.bench.engine.scheduler import resolve
 
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine import cuda_graph

@@ -91,8 +91,9 @@ class RunFolder:
         """Unlock the run. Its folder is removed if it is recorded, or there is nothing to resume."""
         if self.record.is_file() or not self.checkpoint.is_file():
             shutil.rmtree(self.folder, ignore_errors=True)  # while it is locked
-            with suppress(OSError):  # there are other files
-                self.record.parent.rmdir()
+            for folder in (self.record.parent, self.record.parent.parent):
+                with suppress(OSError):  # there are other files
+                    folder.rmdir()
         self._lock.release(force=True)
 
     def holder(self) -> str:

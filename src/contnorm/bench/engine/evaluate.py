@@ -32,6 +32,7 @@ __all__ = [
     "Measurements",
     "TaskBatches",
     "classes_of",
+    "count_predictions",
     "evaluate_ahead",
     "evaluate_task",
     "evaluation_batch",
@@ -78,7 +79,7 @@ class Measurements:
 def evaluate_ahead(trainer: Trainer, measured: Measurements) -> None:
     """Evaluate all tasks before the first is learned, if ``evaluate.ahead`` is set."""
     if trainer.config.evaluate.ahead and not measured.before and not trainer.data.sequence.multi_label:
-        measured.before = _count(trainer, len(trainer.plan.ends))
+        measured.before = count_predictions(trainer, len(trainer.plan.ends))
 
 
 def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
@@ -89,7 +90,7 @@ def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
     """
     settings = trainer.config.evaluate
     tasks = len(trainer.plan.ends) if settings.ahead and not trainer.data.sequence.multi_label else task + 1
-    running = _count(trainer, tasks)
+    running = count_predictions(trainer, tasks)
     chosen, beside, drift = running, dict[str, Row](), None
     if keeps_moments(trainer.model):
         if settings.moments == "oracle" or settings.drift:
@@ -101,14 +102,14 @@ def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
                     }
                     for name, m in done.moments.items()
                 }
-                chosen = _count(trainer, tasks) if settings.moments == "oracle" else running
+                chosen = count_predictions(trainer, tasks) if settings.moments == "oracle" else running
         if settings.moments == "memory":
             with memory_moments(trainer, task):
-                chosen = _count(trainer, tasks)
+                chosen = count_predictions(trainer, tasks)
         elif trainer.memory_moments and trainer.plan.slots:
             try:
                 with memory_moments(trainer, task):
-                    beside = _count(trainer, tasks)
+                    beside = count_predictions(trainer, tasks)
             except ValueError:  # such as a memory of one sample, or moments that are not finite
                 beside = {}
         if settings.moments == "task":
@@ -121,7 +122,7 @@ def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
         measured.drift.append(drift)
 
 
-def _count(trainer: Trainer, tasks: int) -> dict[str, Row]:
+def count_predictions(trainer: Trainer, tasks: int) -> dict[str, Row]:
     """Evaluate the network as it is on the test samples of the first tasks. Test items are ordered by task."""
     test, all_tasks = trainer.data.sequence.test, len(trainer.plan.ends)
     sizes = np.bincount(test.task, minlength=trainer.data.sequence.tasks).tolist()[:tasks]

@@ -124,7 +124,7 @@ def check_moment_settings(model: nn.Module, config: RunConfig, plan: Plan, strea
             f"moments, such as bn or cn, or leave norm.freeze_after out."
         )
     if after is not None and after >= stream.tasks:
-        raise UserError(f"norm.freeze_after={after}: the stream has {stream.tasks} tasks. Use a smaller number.")
+        raise UserError(f"norm.freeze_after={after}: is not below the number of tasks, {stream.tasks}.")
     if config.evaluate.moments != "memory":
         return
     running = "evaluate.moments=running (--eval-moments running)"
