@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from contnorm.bench.api.execution import RunOptions
+from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
@@ -22,7 +23,6 @@ from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Record, Store
 from contnorm.cli.diagnose import show_run_diagnosis
 from contnorm.cli.main import main
-from contnorm.cli.run import resume_all, run_seeds
 from contnorm.diagnosis import diagnose_run, diagnose_weights
 from contnorm.diagnosis.run import diagnose_record
 from contnorm.errors import UserError
@@ -80,16 +80,18 @@ def test_keep_weights_does_not_change_the_run(root: Path, tmp_path: Path) -> Non
 
 def test_resumed_run_saves_weights(root: Path, tmp_path: Path) -> None:
     job = Run(resolve(values("permuted-mnist"), root), 0)
-    list(execute([job], RunOptions(runs=tmp_path, data_root=root, keep_weights=True), stop=lambda: True))
-    assert [left.keep_weights for left in stopped_runs(tmp_path).runs] == [True]
-    assert resume_all(tmp_path, RunOptions(), root, Console(file=io.StringIO())) == 0
+    asked = iter([False])
+    stop = partial(next, asked, True)
+    list(execute([job], RunOptions(runs=tmp_path, data_root=root, keep_weights=True), stop))
+    assert len(bench.resume(tmp_path, root=root)) == 1
     assert Store(tmp_path).path(job.config, 0).with_suffix(".safetensors").is_file()
 
 
 def test_recorded_run_without_weights_is_reported(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = values("permuted-mnist")
     _, path = made(root, tmp_path, options, keep=False)
-    run_seeds(options, [0], RunOptions(keep_weights=True), root, tmp_path, Console(file=io.StringIO()))
+    stream = bench.load_stream(root=root, **options.pop("stream"))
+    bench.run(stream, settings=options, runs=tmp_path, keep_weights=True)
     assert f"{path}: was recorded without its weights. Move it away" in caplog.text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contnorm.bench.engine.lock import RunLock
+from filelock import FileLock
 
 from contnorm.bench import load_runs
 from contnorm.bench.config.schema import from_dict
@@ -162,14 +162,14 @@ def stop(runs: Path, norm: str, seed: int) -> Path:
 def test_unfinished_runs_are_counted_with_the_command(show: Show, runs: Path) -> None:
     stop(runs, "bn", 7)
     folder = stop(runs, "gn", 0)
-    line = f"2 unfinished runs (2 stopped). Resume with: contnorm resume {runs}"
+    line = f"2 unfinished runs (2 stopped). Resume with: contnorm resume --runs {runs}"
     for arguments in ((), ("--sort", "acc"), ("--columns", "norm")):
         assert show(*arguments)[1].splitlines()[-1] == line
     _, out, err = show("--format", "csv")
     assert line in err and "unfinished" not in out
     assert "1 unfinished run (1 stopped)" in show("--where", "norm=bn")[1]
     assert "unfinished" not in show("--where", "norm=cn")[1]
-    lock = RunLock(folder / "lock")
+    lock = FileLock(folder / "lock")
     assert lock.acquire()
     assert "2 unfinished runs (1 in progress, 1 stopped)" in show()[1]
     lock.release()
@@ -179,7 +179,7 @@ def test_folder_of_unfinished_runs_names_resume(tmp_path: Path, contnorm: Show) 
     stop(tmp_path, "bn", 0)
     for arguments in ([], ["--sort", "acc"]):
         code, _, error = contnorm("show", *arguments, "--runs", tmp_path)
-        assert code == 2 and f"contnorm resume {tmp_path}" in error and error.count("\n") == 1
+        assert code == 2 and f"contnorm resume --runs {tmp_path}" in error and error.count("\n") == 1
 
 
 def test_unfinished_runs_of_a_named_folder_are_resumed_in_that_folder(
@@ -189,13 +189,13 @@ def test_unfinished_runs_of_a_named_folder_are_resumed_in_that_folder(
     stop(runs, "bn", 7)
     code, out, _ = contnorm("show", runs, "--runs", tmp_path / "other")
     assert code == 0
-    assert out.splitlines()[-1] == f"1 unfinished run (1 stopped). Resume with: contnorm resume {runs}"
+    assert out.splitlines()[-1] == f"1 unfinished run (1 stopped). Resume with: contnorm resume --runs {runs}"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--sort", "acc"]])
 def test_named_folder_of_unfinished_runs_names_resume(tmp_path: Path, contnorm: Show, arguments: list[str]) -> None:
     folder = stop(tmp_path / "stopped", "bn", 0)
-    resume = f"1 unfinished run (1 stopped). Resume with: contnorm resume {tmp_path / 'stopped'}\n"
+    resume = f"1 unfinished run (1 stopped). Resume with: contnorm resume --runs {tmp_path / 'stopped'}\n"
     for name in (tmp_path / "stopped", folder.parent):
         code, _, error = contnorm("show", name, *arguments, "--runs", tmp_path / "other")
         assert code == 2 and error == f"contnorm: no finished runs under {name}. {resume}"

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from contnorm.bench.engine.run_dir import RunDir
-from rich.console import Console
 
-from contnorm.bench.api import execution as running
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
@@ -19,7 +14,6 @@ from contnorm.bench.records import Store
 from contnorm.bench.user_code import load_user_code, only_trusted
 from contnorm.cli.main import app
 from contnorm.errors import UserError
-from tests.cli.terminal import exit_code, printed
 from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")
@@ -62,51 +56,6 @@ def executed(code: Path) -> bool:
 def contnorm(*arguments: object) -> int:
     code = app([*map(str, arguments)], prog_name="contnorm", standalone_mode=False)
     return code if isinstance(code, int) else 0
-
-
-def stopped(root: Path, runs: Path, **groups: dict[str, Any]) -> RunDir:
-    config = resolve({"stream": STREAM, "norm": {"name": "bn"}, **groups}, root)
-    *_, last = execute([Run(config, 0)], RunOptions(runs=runs, data_root=root), stop=lambda: True)
-    assert isinstance(last.what, Stopped)
-    return RunDir.of(last.job, Store(runs))
-
-
-@pytest.mark.parametrize("kind", ["strategy", "model"])
-def test_resume_skips_runs_of_untrusted_code(
-    root: Path, tmp_path: Path, code: Path, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
-    runs = tmp_path / "runs"
-    mine = stopped(root, runs, **{kind: {"name": f"{code}:{'Mine' if kind == 'strategy' else 'make'}"}})
-    other = stopped(root, runs)
-    executed(code)
-    assert contnorm("resume", runs, "--data-root", root) == 2
-    assert not executed(code) and other.record.is_file() and not mine.record.exists()
-    (problem,) = caplog.messages
-    assert str(mine.folder) in problem and f"--trust-code {code}" in problem
-    assert contnorm("resume", runs, "--data-root", root, "--trust-code", code) == 0
-    assert executed(code) and mine.record.is_file()
-
-
-def forged(root: Path, runs: Path, **model: str) -> RunDir:
-    """The note of a run that names files without their hashes, in its right place."""
-    config = resolve({"stream": STREAM, "norm": {"name": "bn"}}, root)
-    job = Run(replace(config, model=replace(config.model, **model)), 0)
-    left = RunDir.of(job, Store(runs))
-    left.write_note(job, RunOptions(runs=runs, data_root=root), "")
-    return left
-
-
-def test_resume_rejects_run_without_code_or_weights_hash(root: Path, tmp_path: Path, code: Path) -> None:
-    left = forged(root, tmp_path / "runs", name=f"{code}:make")
-    with pytest.raises(UserError, match="--trust-code"):
-        contnorm("resume", tmp_path, "--data-root", root)
-    with pytest.raises(UserError, match=r"model\.code is missing"):
-        contnorm("resume", tmp_path, "--data-root", root, "--trust-code", code)
-    assert not executed(code)
-    left.clear()
-    forged(root, tmp_path / "runs", weights=str(tmp_path / "elsewhere.pt"))
-    with pytest.raises(UserError, match=r"model\.weights_hash is missing"):
-        contnorm("resume", tmp_path, "--data-root", root)
 
 
 def test_diagnose_executes_only_trusted_code(root: Path, tmp_path: Path, code: Path) -> None:
@@ -172,17 +121,6 @@ def test_worker_processes_execute_only_trusted_code(root: Path, tmp_path: Path, 
     assert len(list(Store(place.runs))) == 2
 
 
-def test_stop_prints_resume_command_with_trusted_files(
-    root: Path, tmp_path: Path, code: Path, console: Console
-) -> None:
-    config = resolve({"stream": STREAM, "norm": {"name": "bn"}, "strategy": {"name": f"{code}:Mine"}}, root)
-    place = RunOptions(runs=tmp_path / "runs", data_root=root)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(running, "execute", lambda jobs, where, stop, prepare: execute(jobs, where, lambda: True))
-        exit_code([Run(config, 0)], place, console)
-    assert f"contnorm resume {place.runs} --trust-code {code}" in printed(console)
-
-
 def test_control_characters_in_names_are_escaped() -> None:
     with only_trusted(()), pytest.raises(UserError) as error:
         load_user_code("a\x1b[2J; rm -r b.py:Mine", "strategy")
@@ -196,7 +134,7 @@ def test_file_is_trusted_by_absolute_path(tmp_path: Path, code: Path, monkeypatc
     with only_trusted([Path("other.py")]), pytest.raises(UserError, match="--trust-code"):
         load_user_code("mine.py:Mine", "strategy")
     with pytest.raises(UserError, match=r"--trust-code nowhere\.py: there is no such file"):
-        contnorm("resume", tmp_path, "--trust-code", "nowhere.py")
+        contnorm("run", "--trust-code", "nowhere.py")
 
 
 def test_tilde_in_name_is_not_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

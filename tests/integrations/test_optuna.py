@@ -106,7 +106,7 @@ def test_pruning_keeps_records_of_earlier_calls(stream: bench.Stream, tmp_path: 
 def test_trial_is_not_pruned_after_the_last_task(stream: bench.Stream) -> None:
     trial = optuna.trial.FixedTrial({})
     trial.should_prune = lambda: True
-    events: list[bench.TaskDone] = []
+    events: list[bench.Event] = []
     bench.run(stream, norm="bn", on_task_done=events.append)
     PruneByTask(trial)(events[-1])
     with pytest.raises(TrialPruned, match="after task 0"):

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from contnorm import paper
-from contnorm.bench.api.execution import RunInterrupted, RunOptions
+from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
@@ -258,7 +258,7 @@ def test_real_runs_are_interrupted_and_continued(tmp_path: Path, monkeypatch: py
             os.kill(os.getpid(), signal.SIGINT)
         return save(self, *given)
 
-    more = {"max_steps": 2, "max_seeds": 8, "execution": RunOptions("cpu", 1, 1)}
+    more = {"max_steps": 2, "max_seeds": 8, "execution": RunOptions()}
     with monkeypatch.context() as patched:
         patched.setattr(Store, "save", save_and_stop)
         with pytest.raises(paper.TableInterrupted):

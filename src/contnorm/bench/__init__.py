@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from contnorm.bench.decision import PairedDecision
     from contnorm.bench.engine.launch import Launcher
     from contnorm.bench.engine.ray import RayLauncher
-    from contnorm.bench.engine.run import Event, Run, RunOptions
+    from contnorm.bench.engine.run import Event, RunOptions
     from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
@@ -104,7 +104,6 @@ __all__ = [
     "Result",
     "ResumeError",
     "Ring",
-    "Run",
     "RunInterrupted",
     "RunOptions",
     "Runs",
@@ -170,7 +169,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.decision": ("PairedDecision",),
     "contnorm.bench.engine.launch": ("Launcher",),
     "contnorm.bench.engine.ray": ("RayLauncher",),
-    "contnorm.bench.engine.run": ("Event", "Run", "RunOptions"),
+    "contnorm.bench.engine.run": ("Event", "RunOptions"),
     "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
     "contnorm.bench.memories": (

@@ -112,8 +112,8 @@ def count_steps(config: RunConfig, samples: int | None = None) -> float:
     else:
         tasks = stream.tasks or _tasks(spec, stream.part)
         learned = float(tasks * (stream.train_per_task or _samples_per_task(spec, stream.source, tasks)))
-    if samples is not None and (spec is None or spec.kind == "user"):
-        learned = float(samples)
+    if samples is not None and (spec is None or spec.kind != "permuted"):
+        learned = float(samples) if spec is None or spec.kind == "user" else min(learned, samples)
     steps = learned * train.passes * train.updates / (train.batch or 10)
     return steps if train.max_steps is None else min(steps, float(train.max_steps))
 

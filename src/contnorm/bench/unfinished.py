@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.errors import UserError
 
@@ -84,6 +82,8 @@ def is_locked(folder: Path) -> bool:
     """Whether a process executes the run of a folder now."""
     if not (folder / LOCK).exists():
         return False
+    from filelock import FileLock, Timeout  # noqa: PLC0415  # commands that find no such run start without it
+
     try:
         with FileLock(folder / LOCK, timeout=0, thread_local=False):
             return False

@@ -256,6 +256,6 @@ def test_devices_that_are_not_there_are_refused(devices: Any, monkeypatch: pytes
 
 def test_work_is_sent_without_its_data() -> None:
     work = execution.Work.of([run_of()], RunOptions(launcher=ThisProcess()), prepare=print)
-    work._load("digits")
+    work.load("digits")
     state = work.__getstate__()
     assert state["_plans"] == {} and state["prepare"] is None and state["options"].launcher is None

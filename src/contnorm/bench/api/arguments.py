@@ -36,14 +36,19 @@ ARGUMENTS = (*RUN_ARGUMENTS, "settings", "tag")  # of `run` that describe an exp
 _BASES: dict[str, type] = {"strategy": Strategy, "memory": Memory}
 
 
-def resolve_run(stream: Stream, arguments: Mapping[str, Any], recorded: bool) -> Run:
+def resolve_run(
+    stream: Stream, arguments: Mapping[str, Any], recorded: bool, known: dict[str, PythonObject] | None = None
+) -> Run:
     """Check and complete the settings of an experiment; returns its run with seed 0.
 
     Args:
         stream: The stream.
         arguments: Arguments of `run`: those of `ARGUMENTS`.
         recorded: Whether runs are recorded, so that Python objects need an identity.
+        known: Objects of other experiments, to which those of this one are added. Without a record, an object that has
+            no identity, such as a lambda, gets a name that none of them has.
     """
+    known = {} if known is None else known
     for name in arguments:
         if name not in ARGUMENTS:
             raise unknown("argument of an experiment", str(name), ARGUMENTS)
@@ -69,10 +74,9 @@ def resolve_run(stream: Stream, arguments: Mapping[str, Any], recorded: bool) ->
             give(f"{argument}={type(value).__name__}(...)", own_key, own_value)
         if key not in settings:
             _check_object(argument, value)
-            name, python_object = identify(value, argument, arguments.get("tag"), recorded)
-            name = f"{name}:{argument}" if name in objects else name  # a strategy and a network with the same tag
+            name, python_object = _named(value, argument, arguments.get("tag"), recorded, {**known, **objects})
+            known[name] = objects[name] = python_object
             give(argument, key, name)
-            objects[name] = python_object
     for key, value in flatten_settings(arguments.get("settings") or {}).items():
         give(f"settings[{key!r}]", key, value)
     norm = arguments.get("norm")
@@ -85,6 +89,18 @@ def resolve_run(stream: Stream, arguments: Mapping[str, Any], recorded: bool) ->
         values = with_setting(values, key, value)
     with python_objects(objects):
         return Run(resolve(values, stream.root or Path("data")), 0, objects)
+
+
+def _named(
+    value: Any, argument: str, tag: str | None, recorded: bool, known: Mapping[str, PythonObject]
+) -> tuple[str, PythonObject]:
+    """Return the name of an object in the settings, and the object; no other object of the call has the name."""
+    name, python_object = identify(value, argument, tag, recorded)
+    while python_object.code is None and name in known and known[name].value is not value:
+        if recorded:
+            raise UserError(f"{argument}: two objects of a call are named {name!r}. Give them different tags.")
+        name += "'"
+    return name, python_object
 
 
 def _settings_of(value: object, key: str, base: type | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from contnorm.bench.engine.run import Event, Run, RunOptions
 from contnorm.bench.metrics.task_scores import rows_of
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
-from contnorm.bench.unfinished import ENDING, unfinished_runs
+from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
 from contnorm.errors import UserError
 
 __all__ = ["OnTaskDone", "Outcome", "ResumeError", "RunInterrupted", "StopRun", "resume", "run_missing", "run_runs"]
@@ -218,7 +218,8 @@ def _discard(runs: Iterable[Run], started: set[Run], store: Store) -> None:
     """Remove what a call has written: checkpoints, and the records of runs that it has started."""
     for run in runs:
         record = store.path(run.config, run.seed)
-        shutil.rmtree(record.with_suffix(ENDING), ignore_errors=True)
+        if not is_locked(record.with_suffix(ENDING)):  # by another process
+            shutil.rmtree(record.with_suffix(ENDING), ignore_errors=True)
         if run in started:
             weights_path(record).unlink(missing_ok=True)
             record.unlink(missing_ok=True)

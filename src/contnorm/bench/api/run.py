@@ -22,7 +22,7 @@ from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.memories import Memory
 from contnorm.bench.records import make_record
 from contnorm.bench.strategies.base import Strategy
-from contnorm.bench.user_code import loading_user_code
+from contnorm.bench.user_code import PythonObject, loading_user_code
 from contnorm.errors import UserError
 
 __all__ = ["DivergedError", "find_stream", "run", "run_all", "run_experiments"]
@@ -170,8 +170,9 @@ def run_all(stream: Stream | str, experiments: Sequence[Mapping[str, Any]], **op
         ('bn', 0.1)
     """
     stream = find_stream(stream)
-    recorded = options.get("runs") is not None
-    results = run_experiments(stream, [resolve_run(stream, one, recorded) for one in experiments], **options)
+    recorded, known = options.get("runs") is not None, dict[str, PythonObject]()
+    runs = [resolve_run(stream, one, recorded, known) for one in experiments]
+    results = run_experiments(stream, runs, **options)
     for result in results:
         if isinstance(result, UserError):
             raise result

@@ -34,7 +34,7 @@ from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.build import build_model
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.streams import tasks
-from contnorm.bench.user_code import is_user_code
+from contnorm.bench.user_code import PythonObject, is_user_code
 from contnorm.errors import UserError, unknown
 
 __all__ = ["HOLDOUT", "Sweep", "SweepGrid", "SweepInterrupted", "check_score", "sweep"]
@@ -145,7 +145,9 @@ class SweepGrid:
         stream: dict[str, Any] = {}
         options: dict[str, Any] = {}
         argument_of = {key: name for name, key in RUN_ARGUMENTS.items()}
-        for key, value in [*flatten_settings(settings or {}).items(), *arguments.items()]:
+        plain = [(key, value) for key, value in arguments.items() if "." not in key]
+        dotted = [(key, value) for key, value in arguments.items() if "." in key]
+        for key, value in [*plain, *flatten_settings(settings or {}).items(), *dotted]:
             name = argument_of.get(key, key)
             if key.startswith("stream."):
                 if is_grid(value):
@@ -224,6 +226,7 @@ class Sweep:
         self._store = None if runs is None else Store(Path(runs).expanduser())
         self._of_config: dict[RunConfig, list[Trial]] = {}
         self._records: dict[RunConfig, dict[int, Record]] = {}
+        self._objects: dict[str, PythonObject] = {}
         lower = score.startswith("fm")
         over = "with one seed" if len(self.seeds) == 1 else f"mean over {len(self.seeds)} seeds"
         ties = tuned or ("lr" if "lr" in grid.axes else None)
@@ -239,7 +242,7 @@ class Sweep:
     def run(self, trials: Sequence[Trial]) -> None:
         """Run some settings; their scores are entered into the result. The rule of choice is printed before."""
         recorded = self._store is not None
-        experiments = [resolve_run(self._stream, trial.arguments, recorded) for trial in trials]
+        experiments = [resolve_run(self._stream, trial.arguments, recorded, self._objects) for trial in trials]
         networks = dict.fromkeys((replace(one.config.model, weights=None), one.config.norm) for one in experiments)
         for model, norm in networks:  # a norm that does not fit is rejected before any run
             if model.name in NETWORKS and not is_user_code(norm.name):

@@ -51,7 +51,7 @@ def execute(
         stop: Called often; once it returns True, runs stop at the next step and are saved.
         prepare: Called with the name of a data set before it is loaded, such as to decode it with a progress bar.
     """
-    todo, held = [], dict[Run, str]()
+    todo, held = [], list[Run]()
     for run in dict.fromkeys(runs):
         event = None if options.runs is None else _recorded(run, options)
         if event is None:
@@ -61,26 +61,22 @@ def execute(
     work = Work.of(todo, options, prepare)
     while todo or held:
         ended = set()
-        for event in _launch(work, todo, stop) if todo else ():
-            ended |= {event.run} if event.is_end or event.kind == "waiting" else set()
-            if event.kind != "waiting":
+        try:
+            for event in _launch(work, todo, stop) if todo else ():
+                ended |= {event.run} if event.is_end or event.kind == "waiting" else set()
+                held += [event.run] if event.kind == "waiting" else []
                 yield event
-            elif held.get(event.run) != event.why:
-                held[event.run] = event.why
-                yield event
+        except StopRequested:  # while data was loaded, before any run has started
+            return
         if stop():
             return
         if len(ended) < len(todo):
             raise UserError(f"the launcher returned without the end of {len(todo) - len(ended)} of {len(todo)} runs.")
-        todo = []
-        for run in list(held):
-            record = options.store.path(run.config, run.seed)
-            if record.is_file() or not is_locked(record.with_suffix(ENDING)):
-                todo.append(run)
+        locks = {run: options.store.path(run.config, run.seed).with_suffix(ENDING) for run in held}
+        todo = [run for run in held if not is_locked(locks[run])]
+        held = [run for run in held if run not in todo]
         if held and not todo:
             time.sleep(POLL)
-        for run in todo:
-            del held[run]
 
 
 def _recorded(run: Run, options: RunOptions) -> Event | None:
@@ -106,10 +102,15 @@ def _launch(work: Work, runs: Sequence[Run], stop: Callable[[], bool]) -> Iterat
     costs = CostModel(timings, options.torch_device.type)
     launcher, devices = options.launcher, options.devices if isinstance(options.devices, tuple) else ()
     if launcher is None:
-        processes = len(devices) if len(devices) > 1 else 1 if options.on_gpu else min(options.lane_count, len(runs))
-        seconds = sum(costs.seconds(run.config, samples=work.samples_of(run)) for run in runs)
-        is_short = not options.on_gpu and seconds * (1 - 1 / processes) < START_SECONDS
-        launcher = ThisProcess() if processes == 1 or is_short else Processes(processes, devices)
+        launcher, processes = ThisProcess(), min(options.lane_count, len(runs))
+        if len(devices) > 1:
+            launcher = Processes(len(devices), devices)
+        elif not options.on_gpu and processes > 1:
+            with raise_on_stop():
+                samples = {name: len(work.load(name).source.train_images) for name in {run.source for run in runs}}
+            seconds = sum(costs.seconds(run.config, samples=samples[run.source]) for run in runs)
+            if seconds * (1 - 1 / processes) > START_SECONDS:
+                launcher = Processes(processes)
     assert isinstance(launcher, Launcher)
     groups = plan_groups(runs, options, launcher.workers(), costs)
     if not isinstance(launcher, ThisProcess):
@@ -204,7 +205,7 @@ class Work:
             started, lanes = time.perf_counter(), list[Lane]()
             try:
                 with raise_on_stop():
-                    plans = self._load(group[0].source)
+                    plans = self.load(group[0].source)
                     if group[0].source not in self._images:
                         self._images[group[0].source] = DeviceImages.of(plans.source, device, options.whole)
             except StopRequested:  # before any run has started
@@ -260,18 +261,13 @@ class Work:
                         event = replace(event, results=results)
                 yield event
 
-    def _load(self, name: str) -> PlanCache:
+    def load(self, name: str) -> PlanCache:
         """Load a data set, with the plans of its runs."""
         if name not in self._plans:
             if self.prepare is not None:
                 self.prepare(name)
             self._plans[name] = PlanCache(self.options.load(name))
         return self._plans[name]
-
-    def samples_of(self, run: Run) -> int | None:
-        """Return the number of training samples of a data set in memory; None for others."""
-        source = self.options.sources.get(run.source)
-        return None if source is None else len(source.train_images)
 
     def check(self, runs: Sequence[Run]) -> None:
         """Build the trainer of every experiment, so that invalid settings fail before a worker starts.
@@ -280,7 +276,7 @@ class Work:
         """
         for run in {run.config: run for run in runs}.values():
             with raise_on_stop():
-                plans = self._load(run.source)
+                plans = self.load(run.source)
             with python_objects(run.objects):
                 Trainer(run.config, 0, plans.source, torch.device("cpu"), plans=plans)
 

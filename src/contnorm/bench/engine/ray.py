@@ -45,6 +45,13 @@ class RayLauncher(Launcher):
         num_cpus: CPU cores of a task; None for the threads of a run.
         num_gpus: GPUs of a task; None for 1 on ``device="cuda"``, otherwise 0.
         retries: How often a task is retried after its worker was lost.
+
+    Raises:
+        UserError: If Ray is not installed.
+
+    Example:
+        >>> RayLauncher(retries=5).remote
+        True
     """
 
     def __init__(
