@@ -2,10 +2,10 @@
 
 from contnorm import functional, testing
 from contnorm.convert.conversion import convert_norm
+from contnorm.convert.spec import apply_norm_spec, norm_spec
 from contnorm.convert.sync import convert_sync, revert_sync
 from contnorm.diagnosis.measure import diagnose
 from contnorm.model_files import load_model, save_model
-from contnorm.model_norms import apply_norm_spec, norm_spec
 from contnorm.moments.averaging import average_state_dicts
 from contnorm.moments.freeze import freeze_stats, frozen_stats
 from contnorm.moments.reestimate import reestimate

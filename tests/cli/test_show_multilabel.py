@@ -1,4 +1,4 @@
-"""`contnorm show` and `contnorm compare` for multi-label runs: scores by group of labels."""
+"""`contnorm show` for multi-label runs: scores by group of labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats, c_f1, o_f1
 from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.cli.compare import show_comparison
 from contnorm.cli.show import show_matrices, show_scores
 from contnorm.errors import UserError
 from tests.cli.test_show import printed
@@ -81,17 +80,6 @@ def test_single_label_runs_come_first(tmp_path: Path) -> None:
 def test_map_by_task(tmp_path: Path) -> None:
     shown = printed(show_matrices, records(tmp_path, seeds=1))
     assert re.search(r"after +task 0 +task 1 +all so far\ntask 0 +66\.7 +- +66\.7\ntask 1 +50\.0 +66\.7 +29\.2", shown)
-
-
-def test_compare_by_label_group(tmp_path: Path) -> None:
-    a, b = records(tmp_path), records(tmp_path, norm={"name": "cn"})
-    shown = printed(show_comparison, a, b)
-    assert "norm.name: bn -> cn" in shown
-    titles = re.findall(r"^((?:FM )?(?:C-F1|O-F1|mAP)(?:, \w+)?) ", shown, re.MULTILINE)
-    assert len(titles) == 6 * 4 and titles[:2] == ["C-F1", "C-F1, majority"]
-    assert re.search(r"mAP, minority +12\.50 \+- 0\.00 +12\.50 \+- 0\.00 +\+0\.00", shown)
-    with pytest.raises(UserError, match="one run is multi-label"):
-        printed(show_comparison, a, records_of_one_label(tmp_path / "b"))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "registry",
-            "norm_entry",
             "bench.strategies.registry",
             "bench.models",
             "errors",
@@ -48,9 +47,6 @@ WITHOUT_TORCH = [
             "bench.metrics.memory_stats",
             "bench.stats",
             "bench.sequential",
-            "bench.spread",
-            "bench.decision",
-            "bench.power_analysis",
             "bench.files",
             "bench.memories",
             "bench.plan",
@@ -68,7 +64,6 @@ WITHOUT_TORCH = [
             "bench.config.defaults",
             "cli.show",
             "cli.compare",
-            "cli.power",
             "cli.paper_tables",
             "cli.report",
             "paper.recipe",

@@ -627,7 +627,7 @@ def test_cuda_graph_is_bit_exact(norm: str, relu: bool, device: torch.device) ->
 
 def test_use_kernels_rejects_meta_and_large_tensors(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     x = torch.randn(3, 4, 5, device=device)
-    assert row_moments.use_kernels(x, (), (), (), None, "demo")
-    assert not row_moments.use_kernels(x.to("meta"), (), (), (), None, "demo")
+    assert row_moments.use_kernels(x, (), (), (), None)
+    assert not row_moments.use_kernels(x.to("meta"), (), (), (), None)
     monkeypatch.setattr(row_moments, "MOST", 12)
-    assert not row_moments.use_kernels(x, (), (), (), None, "demo")
+    assert not row_moments.use_kernels(x, (), (), (), None)

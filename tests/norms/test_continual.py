@@ -43,13 +43,8 @@ def test_auto_groups_depend_on_the_rank() -> None:
 
 
 def test_groups_of_one_value_raise() -> None:
-    with pytest.raises(ValueError, match=r"ContinualNorm1d: num_groups=32 leaves one value in each group .*\(4, 32\)"):
+    with pytest.raises(ValueError, match=r"num_groups=32 leaves one value.*such as 4"):
         cn.ContinualNorm1d(32)(torch.randn(4, 32))
-
-
-def test_unknown_order_raises() -> None:
-    with pytest.raises(ValueError, match=r"order='bn' is unknown\. Use 'gn_bn'"):
-        cn.CN(8, num_groups=2, order="bn")  # type: ignore[arg-type]
 
 
 def test_kernel_is_resolved_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,15 +57,6 @@ def test_kernel_is_resolved_at_construction(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
     assert cn.CN(8, num_groups=2).kernel == "auto"
     assert cn.CN(8, num_groups=2, kernel="analytic").kernel == "analytic"
-
-
-def test_unknown_kernel_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONTNORM_KERNEL", "fast")
-    message = "='fast' is unknown. Use one of auto, reference, pivoted, analytic, triton, cpp"
-    with pytest.raises(ValueError, match=f"ContinualNorm2d: CONTNORM_KERNEL{message}"):
-        cn.CN(8, num_groups=2)
-    with pytest.raises(ValueError, match=f"continual_norm: kernel{message}"):
-        cn.functional.continual_norm(torch.randn(4, 8), None, None, training=True, num_groups=2, kernel="fast")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference", "pivoted", "analytic", "cpp"])
@@ -86,11 +72,6 @@ def test_relu_and_residual_follow_the_norm_with_every_kernel(kernel: str, traini
     assert int(layer.num_batches_tracked) == (2 if training else 0)
     empty = layer(x[:0], shortcut[:0], relu=True)
     assert empty.shape == (0, 8, 3, 3)
-
-
-def test_groups_passed_as_eps_raise() -> None:
-    with pytest.raises(ValueError, match=r"ContinualNorm2d: eps=8 must be below 1.* give groups by name: num_groups=8"):
-        cn.ContinualNorm2d(64, 8)
 
 
 def test_accepts_batch_norm_positional_arguments() -> None:

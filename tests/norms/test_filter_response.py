@@ -47,7 +47,7 @@ def test_threshold_below_zero_passes_negative_values() -> None:
 
 
 def test_one_position_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"FilterResponseNorm1d: .*one value per channel.*such as evonorm_s0 or gn"):
+    with pytest.raises(ValueError, match="one value per channel"):
         FilterResponseNorm1d(8)(torch.randn(3, 8))
     with pytest.raises(ValueError, match="one value per channel"):
         FilterResponseNorm2d(8)(torch.randn(3, 8, 1, 1))

@@ -38,14 +38,14 @@ def test_input_with_one_position(norm: str) -> None:
 def test_residual_of_wrong_shape_raises(norm: str) -> None:
     layer = cn.create_norm(norm, 64)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
-    with pytest.raises(ValueError, match=rf"{type(layer).__name__}: residual has shape \(1, 64, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"residual is \(1, 64, 4, 4\)"):
         layer(torch.randn(3, 64, 4, 4), torch.randn(1, 64, 4, 4))
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
 @pytest.mark.parametrize("norm", FUSED)
 def test_residual_of_another_dtype_under_autocast(norm: str) -> None:
-    """It is cast to the dtype of the input, which the output has too; without autocast it is an error."""
+    """It is cast to the dtype of the input, which the output has too."""
     torch.manual_seed(0)
     layer = cn.create_norm(norm, 64)
     x, residual = torch.randn(2, 3, 64, 4, 4)
@@ -57,8 +57,6 @@ def test_residual_of_another_dtype_under_autocast(norm: str) -> None:
     y.float().sum().backward()
     assert residual.grad is not None and residual.grad.dtype == torch.float32
     assert torch.equal(residual.grad, (y > 0).float())
-    with pytest.raises(ValueError, match=r"residual is torch\.float32 and the input torch\.bfloat16"):
-        layer(x.bfloat16(), residual)
 
 
 @pytest.mark.parametrize("norm", ["gn", "in", "ln", "brn", "sn"])

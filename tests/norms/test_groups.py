@@ -66,35 +66,6 @@ def test_auto_works_for_one_position() -> None:
         assert model(torch.randn(4, 3, 8, 8)).isfinite().all()
 
 
-def test_example_input_detects_layers_of_one_position() -> None:
-    x = torch.randn(4, 3, 8, 8)
-    assert groups_of(cn.convert_norm(Squeeze(), "cn", num_groups="auto")) == {"bn": "8", "gate.2": "8"}
-    for example in (x, (x,), {"x": x, "scale": 2.0}):
-        model = cn.convert_norm(Squeeze(), "cn", num_groups="auto", example_input=example)
-        assert groups_of(model) == {"bn": "8", "gate.2": "2"}
-        assert model(x).isfinite().all()
-
-
-def test_example_input_does_not_change_state() -> None:
-    model = Squeeze()
-    model.gate.eval()
-    saved, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
-    with pytest.raises(ValueError, match=r"can't be run on example_input: .*unchanged"):
-        cn.convert_norm(model, "cn", num_groups="auto", example_input=torch.randn(4, 7, 8, 8, generator=None))
-    torch.set_rng_state(state)
-    cn.convert_norm(model, "cn", num_groups="auto", example_input=torch.ones(4, 3, 8, 8))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert model.bn.training and not model.gate[2].training and model.drop.training
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, saved[name], rtol=0, atol=0)
-
-
-def test_example_input_is_not_used_for_fixed_groups() -> None:
-    model = cn.convert_norm(Squeeze(), "cn", num_groups=4, example_input="not an input")
-    assert {row.norm for row in cn.summarize(model)} == {"cn"} and model.bn.num_groups == 4
-
-
 def test_summary_marks_groups_that_are_layer_or_instance_norm() -> None:
     model = nn.Sequential(
         cn.CN(37, num_groups="auto"), cn.CN(8, num_groups=8), cn.CN(8, num_groups=4), cn.LayerNorm2d(8)
@@ -106,10 +77,8 @@ def test_summary_marks_groups_that_are_layer_or_instance_norm() -> None:
 
 def test_wrong_number_of_groups_suggests_another() -> None:
     model = nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm2d(48), nn.BatchNorm2d(80))
-    for options in ({}, {"num_groups": 32}):
-        with pytest.raises(ValueError, match=r"'1' \(BatchNorm2d\) and 1 more .*num_groups=16,.*'auto'") as caught:
-            cn.convert_norm(model, "cn", **options)
-        assert str(caught.value).count("'1'") == 1
+    with pytest.raises(ValueError, match=r"'1' \(BatchNorm2d\).*num_groups=16,.*'auto'"):
+        cn.convert_norm(model, "cn")
     cn.convert_norm(model, "cn", num_groups=16)
 
 

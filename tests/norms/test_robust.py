@@ -124,13 +124,3 @@ def test_weight_of_zero_leaves_a_batch_with_nan_out() -> None:
     y = robust_batch_norm(x, mean, var, training=True, momentum=0.0)
     assert torch.equal(mean, torch.zeros(2)) and torch.equal(var, torch.ones(2))
     torch.testing.assert_close(y[1:], torch.full((3, 2), (1 + 1e-5) ** -0.5))
-
-
-def test_folding_names_the_conversion_that_allows_it() -> None:
-    model: Any = nn.Sequential(nn.Conv2d(2, 4, 3), cn.RobustBatchNorm2d(4)).eval()
-    with pytest.raises(TypeError, match=r"In evaluation it is batch norm: use contnorm\.convert_norm\(model, 'bn'\)"):
-        torch.nn.utils.fusion.fuse_conv_bn_eval(model[0], model[1])
-    x, expected = torch.randn(2, 2, 6, 6), model(torch.zeros(2, 2, 6, 6))
-    cn.convert_norm(model, "bn")
-    fused = torch.nn.utils.fusion.fuse_conv_bn_eval(model[0], model[1])
-    torch.testing.assert_close(fused(torch.zeros_like(x)), expected)

@@ -11,8 +11,7 @@ from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models.build import build_model
-from contnorm.convert.detect import detect_norm
-from contnorm.convert.detected import DetectedNorm
+from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.norms.stock import STOCK_NORMS, StockGroupNorm
 from contnorm.norms.switchable import SwitchNorm2d

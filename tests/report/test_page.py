@@ -125,7 +125,7 @@ def test_claims_are_summarized_at_the_top(html: str, report: Report) -> None:
     counts = [outcomes.count(outcome) for outcome in ("holds", "does not hold", "undecided", "not run")]
     assert (
         "{} hold {} do not hold {} undecided {} not run".format(*counts) in written
-        and counts[0] >= 5
+        and counts[0] >= 4
         and counts[3] >= 5
     )
     undecided, measured = counts[2], len(outcomes) - counts[3]
@@ -134,10 +134,7 @@ def test_claims_are_summarized_at_the_top(html: str, report: Report) -> None:
         "holds 2 of 2 cases hold; exploratory: 5 seeds exact moments give ACC back to BN acc Table 1 "
         "permuted-mnist er bn* against bn +0.54 +0.03 to +1.05 +1.32 5" in written
     )
-    assert (
-        "undecided 1 case; exploratory: 5 seeds CN is over BN in ACC acc, the same settings for all norms, of what "
-        "is run Table 2" in written
-    )
+    assert "CN has the best ACC of all norms acc, the same settings for all norms, of what is run Table 2" in written
 
 
 def test_page_has_every_kind_of_table_and_figure(all_kinds: str) -> None:

@@ -61,7 +61,6 @@ INTERNAL = {
     "CheckSkipped",
     "NoFinishedRunError",
     "NoLockstepError",
-    "PickleFormatError",
     "SlotError",
     "UnsupportedStateError",
 }

@@ -4,8 +4,8 @@
 >>> from contnorm import bench
 >>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=100)
 >>> bn, cn = (bench.run(stream, norm=norm, strategy=bench.ER(replay=10), seeds=2, lanes=1) for norm in ("bn", "cn"))
->>> bench.compare(cn, bn).seeds
-(0, 1)
+>>> sorted(bench.compare(cn, bn).differences)
+[0, 1]
 
 Public names are imported on first use, so reading and comparing records does not import torch.
 """
@@ -18,7 +18,7 @@ from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics
-    from contnorm.bench.api.datasets import add_dataset
+    from contnorm.bench.api.datasets import add_dataset, build_dataset, fetch_dataset
     from contnorm.bench.api.decide import decide
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
     from contnorm.bench.api.execution import ResumeError, RunInterrupted, StopRun, resume
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from contnorm.bench.api.sweep import SweepInterrupted, sweep
     from contnorm.bench.api.sweep_result import SweepResult, Trial
     from contnorm.bench.api.tune import tune
-    from contnorm.bench.comparison import Comparison, compare, compare_spread
-    from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
-    from contnorm.bench.decision import PairedDecision
+    from contnorm.bench.comparison import compare
     from contnorm.bench.engine.launch import Launcher
     from contnorm.bench.engine.ray import RayLauncher
     from contnorm.bench.engine.run import Event, RunOptions
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
     from contnorm.bench.plan import Plan, Step
-    from contnorm.bench.power_analysis import PowerRow, PowerTable, power
     from contnorm.bench.records import Record
     from contnorm.bench.registries import (
         Listing,
@@ -50,9 +47,8 @@ if TYPE_CHECKING:
         register_strategy,
     )
     from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
-    from contnorm.bench.sequential import Look, Reach
+    from contnorm.bench.sequential import Verdict, decide_family
     from contnorm.bench.signals import StopSignals
-    from contnorm.bench.spread import Ratio, Spread
     from contnorm.bench.strategies.base import (
         Batch,
         OutputMask,
@@ -77,8 +73,6 @@ __all__ = [
     "ArchivedRuns",
     "BalancedReservoir",
     "Batch",
-    "BuildOptions",
-    "Comparison",
     "DERpp",
     "DivergedError",
     "Event",
@@ -87,18 +81,12 @@ __all__ = [
     "Listing",
     "LoggedRun",
     "Logger",
-    "Look",
     "LwF",
     "Memory",
     "OutputMask",
-    "PairedDecision",
     "PartitioningReservoir",
     "Plan",
-    "PowerRow",
-    "PowerTable",
-    "Ratio",
     "RayLauncher",
-    "Reach",
     "Record",
     "Reservoir",
     "Result",
@@ -108,7 +96,6 @@ __all__ = [
     "RunOptions",
     "Runs",
     "Single",
-    "Spread",
     "Step",
     "StopRun",
     "StopSignals",
@@ -125,14 +112,15 @@ __all__ = [
     "Trial",
     "UserCodeError",
     "UserError",
+    "Verdict",
     "accuracy_matrix",
     "add_dataset",
     "archive",
     "available",
     "build_dataset",
     "compare",
-    "compare_spread",
     "decide",
+    "decide_family",
     "evaluate",
     "export",
     "fetch_dataset",
@@ -140,7 +128,6 @@ __all__ = [
     "load_runs",
     "load_stream",
     "metrics",
-    "power",
     "register_dataset",
     "register_memory",
     "register_network",
@@ -154,7 +141,7 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "contnorm.bench.api.datasets": ("add_dataset",),
+    "contnorm.bench.api.datasets": ("add_dataset", "build_dataset", "fetch_dataset"),
     "contnorm.bench.api.decide": ("decide",),
     "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
     "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "StopRun", "resume"),
@@ -164,9 +151,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.sweep": ("SweepInterrupted", "sweep"),
     "contnorm.bench.api.sweep_result": ("SweepResult", "Trial"),
     "contnorm.bench.api.tune": ("tune",),
-    "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
-    "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
-    "contnorm.bench.decision": ("PairedDecision",),
+    "contnorm.bench.comparison": ("compare",),
     "contnorm.bench.engine.launch": ("Launcher",),
     "contnorm.bench.engine.ray": ("RayLauncher",),
     "contnorm.bench.engine.run": ("Event", "RunOptions"),
@@ -182,7 +167,6 @@ _NAMES_BY_MODULE = {
     ),
     "contnorm.bench.metrics.task_scores": ("TaskScores",),
     "contnorm.bench.plan": ("Plan", "Step"),
-    "contnorm.bench.power_analysis": ("PowerRow", "PowerTable", "power"),
     "contnorm.bench.records": ("Record",),
     "contnorm.bench.registries": (
         "Listing",
@@ -193,9 +177,8 @@ _NAMES_BY_MODULE = {
         "register_strategy",
     ),
     "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
-    "contnorm.bench.sequential": ("Look", "Reach"),
+    "contnorm.bench.sequential": ("Verdict", "decide_family"),
     "contnorm.bench.signals": ("StopSignals",),
-    "contnorm.bench.spread": ("Ratio", "Spread"),
     "contnorm.bench.strategies.base": (
         "Batch",
         "OutputMask",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from contnorm.errors import UserError
-from contnorm.plugins import Origin, load_plugins, track_registry
+from contnorm.plugins import Origin, load_plugins
 
 __all__ = [
     "KINDS",
@@ -72,7 +72,6 @@ class Component:
 
 
 _components: dict[tuple[str, str], Component] = {}
-track_registry(_components)
 
 
 def add_component(component: Component, exist_ok: bool = False) -> None:

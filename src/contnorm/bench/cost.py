@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.published import PUBLISHED_STREAMS, published_stream
+from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
 from contnorm.bench.data.registry import SOURCES
 from contnorm.bench.record import Record, is_hash
 from contnorm.bench.records import Store

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contnorm.bench.components import Component, Kind, add_component, components
-from contnorm.bench.data.added import list_added, read_added
 from contnorm.bench.data.registry import SOURCES, data_root
+from contnorm.bench.data.store import describe_stored, list_stored, read_manifest
 from contnorm.bench.launchers import launchers
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
@@ -89,19 +89,10 @@ def _built_in(specs: Iterable[Any]) -> dict[str, Listing]:
 
 
 def _under(root: str | Path | None) -> dict[str, Listing]:
-    """Return the data sets that were added under the data root."""
+    """Return the data sets that were added or built under the data root."""
     folder = data_root(None if root is None else Path(root).expanduser())
-    return {name: Listing(_summary_of(path), str(folder)) for name, path in list_added(folder).items()}
-
-
-def _summary_of(folder: Path) -> str:
-    try:
-        manifest = read_added(folder)
-    except UserError as error:
-        return f"can't be read: {error}"
-    samples, tasks = sum(manifest["samples"].values()), manifest.get("task_classes")
-    split = "tasks of samples" if tasks is None else f"{len(tasks)} tasks"
-    return f"{split}, {samples:,} samples of {len(manifest['class_names'])} classes"
+    stored = {name: path for name, path in list_stored(folder).items() if name not in STREAMS}
+    return {name: Listing(describe_stored(read_manifest(path)), str(folder)) for name, path in stored.items()}
 
 
 def _added(kind: Kind) -> dict[str, Listing]:

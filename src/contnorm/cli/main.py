@@ -37,7 +37,6 @@ COMMANDS = {
     "show": "Show the scores of finished runs, averaged over seeds.",
     "archive": "Write all records of a runs folder to one file, which every command reads like a folder.",
     "compare": "Compare two runs: differing settings, score differences paired over shared seeds, and a verdict.",
-    "power": "Show how many seeds a difference between two runs needs, from the spread of recorded seeds.",
     "export": "Write records as tables, or log them to TensorBoard, W&B or MLflow.",
     "diagnose": "Measure the cross-task normalization effect: forgetting caused by the running moments alone.",
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",

@@ -20,16 +20,14 @@ from torch import Tensor, nn
 
 from contnorm.checks import check_model
 from contnorm.diagnosis.result import Diagnosis, Distance, LayerDistances
+from contnorm.moments.batches import Call, call_on_first_element, to_model_device
 from contnorm.moments.freeze import evaluation_mode
 from contnorm.moments.reestimate import (
-    Call,
     LayerMoments,
     NonFiniteMomentsError,
     Reestimated,
-    call_on_first_element,
     moment_layers,
     reestimate,
-    to_model_device,
 )
 
 __all__ = ["diagnose"]

@@ -37,7 +37,7 @@ ORDERS = get_args(Order)
 VARIABLE = "CONTNORM_KERNEL"
 
 
-def resolve_kernel(kernel: str | None, caller: str) -> Kernel:
+def resolve_kernel(kernel: str | None) -> Kernel:
     """Return the kernel name: the argument, or if it is None, ``CONTNORM_KERNEL``, or if it is not set, ``"auto"``.
 
     An unknown or empty name raises a ValueError. An empty environment variable counts as not set.
@@ -45,17 +45,17 @@ def resolve_kernel(kernel: str | None, caller: str) -> Kernel:
     Whether ``"triton"`` or ``"cpp"`` can run is checked when there is an input (`contnorm.functional.continual_norm`).
 
     Example:
-        >>> resolve_kernel(None, "demo"), resolve_kernel("analytic", "demo")
+        >>> resolve_kernel(None), resolve_kernel("analytic")
         ('auto', 'analytic')
     """
     name = kernel if kernel is not None else os.environ.get(VARIABLE) or "auto"
     if name not in KERNELS:
-        where = f"{caller}: {VARIABLE if kernel is None else 'kernel'}={name!r}"
-        raise ValueError(f"{where} is unknown. Use one of {', '.join(KERNELS)}.")
+        where = VARIABLE if kernel is None else "kernel"
+        raise ValueError(f"{where}={name!r} is unknown. Use one of {', '.join(KERNELS)}.")
     return cast(Kernel, name)
 
 
-def check_order(order: str, caller: str) -> None:
+def check_order(order: str) -> None:
     """Raise if the order of the two steps is not one of `Order`."""
     if order not in ORDERS:
-        raise ValueError(f"{caller}: order={order!r} is unknown. Use 'gn_bn' (continual normalization) or 'bn_gn'.")
+        raise ValueError(f"order={order!r} is unknown. Use 'gn_bn' (continual normalization) or 'bn_gn'.")

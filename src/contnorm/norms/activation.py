@@ -8,8 +8,6 @@ after the sum remains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -19,10 +17,7 @@ from torch import Tensor, nn
 from contnorm.norms.base import NormLayer
 from contnorm.norms.group import SampleNorm
 
-__all__ = ["AbsorbedActivation", "ActivationNorm", "linear_norm", "normed_relu", "observe_normed_relu"]
-
-
-_ACTIVATED = "_contnorm_activated"  # attribute of an output that a shared activation must not be applied to
+__all__ = ["ActivationNorm", "linear_norm", "normed_relu"]
 
 
 class ActivationNorm(SampleNorm):
@@ -30,7 +25,6 @@ class ActivationNorm(SampleNorm):
 
     Attributes:
         apply_act: Whether the layer applies its activation. If not, ``act_parameter`` does not exist.
-        absorbed: The activations of a converted model that this layer replaces.
     """
 
     has_triton_kernels: ClassVar[bool] = False
@@ -38,7 +32,6 @@ class ActivationNorm(SampleNorm):
     act_parameter: ClassVar[str]  # name of the activation's parameter, with one value per channel
     act_initial: ClassVar[float]  # its initial value
     apply_act: bool
-    absorbed: tuple[nn.Module, ...] = ()
 
     def __init__(
         self,
@@ -70,10 +63,7 @@ class ActivationNorm(SampleNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
-        y = self._normalize(input)
-        if self.absorbed:
-            setattr(y, _ACTIVATED, True)
-        return y
+        return self._normalize(input)
 
     def _normalize(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -82,39 +72,7 @@ class ActivationNorm(SampleNorm):
         return super().extra_repr() + ("" if self.apply_act else ", apply_act=False")
 
 
-class AbsorbedActivation(nn.Module):
-    """An activation of a model that norms replace. It is kept, so that a conversion can be undone.
-
-    Args:
-        act: The activation.
-        shared: Whether the model also applies it to other tensors, such as a residual sum. These are still activated;
-            the output of a norm that contains the activation is returned unchanged.
-
-    Example:
-        >>> AbsorbedActivation(nn.ReLU())(torch.tensor([-1.0, 1.0]))
-        tensor([-1.,  1.])
-        >>> AbsorbedActivation(nn.ReLU(), shared=True)(torch.tensor([-1.0, 1.0]))
-        tensor([0., 1.])
-    """
-
-    def __init__(self, act: nn.Module, shared: bool = False) -> None:
-        super().__init__()
-        self.act, self.shared = act, shared
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.shared or hasattr(input, _ACTIVATED):
-            return input
-        y: Tensor = self.act(input)
-        return y
-
-    def extra_repr(self) -> str:
-        return "shared=True" if self.shared else ""
-
-
 # --- networks that call their norms with `normed_relu` --------------------------------------------------------------
-
-_Observer = Callable[[nn.Module, bool], None]
-_observers: list[_Observer] = []
 
 
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -127,8 +85,6 @@ def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> T
         >>> normed_relu(nn.Identity(), torch.tensor([-1.0, 1.0]), torch.tensor([3.0, -5.0]))
         tensor([2., 0.])
     """
-    for observer in _observers:
-        observer(norm, residual is None)
     if _can_fuse(norm):
         fused: Tensor = norm(x, residual=residual, relu=True)  # by keyword: a pre-hook may replace what is positional
         return fused
@@ -154,13 +110,3 @@ def linear_norm(norm: nn.Module) -> nn.Module:
     if isinstance(norm, ActivationNorm):
         norm.remove_activation()
     return norm
-
-
-@contextmanager
-def observe_normed_relu(observer: _Observer) -> Iterator[None]:
-    """Context manager that tells the observer about each call of `normed_relu`: the norm, and whether it may absorb."""
-    _observers.append(observer)
-    try:
-        yield
-    finally:
-        _observers.remove(observer)

@@ -2,8 +2,10 @@
 
 In training, the samples of a batch are weighted by task. With n_t samples of task t in the batch and a learned φ_t per
 layer, which starts at 0, a sample of task t has the weight (exp(φ_t) + n_t) / (n_t Σ_s (exp(φ_s) + n_s)), where the sum
-is over the tasks that have started. The batch is normalized with the weighted mean and biased variance. In the first
-task, and in batches without replayed samples, this is batch norm.
+is over the tasks that have started. The batch is normalized with the weighted mean and biased variance: with the weight
+w of a sample, and the mean m and biased variance v of one channel of one sample over its positions, the moments of a
+channel are μ = Σ w m and σ² = Σ w (v + (m - μ)²), sums over the samples. In the first task, and in batches without
+replayed samples, this is batch norm.
 
 The weight η of a batch in the running moments starts at m^κ, for a momentum of m, and follows η ← η / (η + (1 - m)^κ).
 κ = 1 gives the moving average of batch norm, κ = 0 the cumulative average over all batches. The running variance has no
@@ -12,12 +14,6 @@ layer, from task ``ada_t0`` on. In evaluation it is batch norm.
 
 Written from the formulas and compared with the code that the authors released; docs/concepts/rivals.md says where the
 two differ.
-
-Batch normalization in which samples have different weights, as in AdaB2N (Lyu et al., NeurIPS 2023).
-
-Notation: w is the weight of a sample, m and v are the mean and biased variance of one channel of one sample over its
-positions. The moments of a channel are μ = Σ w m and σ² = Σ w (v + (m - μ)²), sums over the samples. With equal weights
-1/N, they are those of batch norm. The running variance is the moving average of σ² itself, without Bessel's correction.
 """
 
 from __future__ import annotations
@@ -27,13 +23,13 @@ from collections import deque
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.checks import check_batch, check_number, statistics_dtype
+from contnorm.checks import check_batch, check_input, check_number, statistics_dtype
 from contnorm.kernels.pivot import per_channel
 from contnorm.norms.base import (
     MomentNorm,
-    ReplacementGuard,
     channel_moments,
     check_arguments,
     empty_like_input,
@@ -72,8 +68,6 @@ def balanced_batch_norm(
     training: bool = False,
     momentum: float | Tensor = 0.1,
     eps: float = 1e-5,
-    *,
-    caller: str = "balanced_batch_norm",
 ) -> Tensor:
     """Batch normalization with weighted samples.
 
@@ -87,7 +81,6 @@ def balanced_batch_norm(
         training: Whether to normalize with the moments of the batch. Without running moments, they are always used.
         momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
         eps: Value added to the variance.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> x = torch.tensor([[0.0], [4.0]])
@@ -98,24 +91,17 @@ def balanced_batch_norm(
         tensor([[-0.5000],
                 [ 2.0000]])
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     if not uses_batch_moments(training, running_mean):
-        return batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps, caller=caller)
-    check_batch(x, eps, caller)
-    _check_sample_weight(x, sample_weight, caller)
+        return F.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
+    check_batch(x, eps)
+    if sample_weight is not None and sample_weight.shape != x.shape[:1]:
+        raise ValueError(f"sample_weight has shape {tuple(sample_weight.shape)}, but there are {len(x)} samples.")
     balanced = balance_step(x, weight, bias, sample_weight, eps)
     update_moments(running_mean, running_var, balanced.mean, balanced.var, momentum)
     return balanced.output
-
-
-def _check_sample_weight(x: Tensor, sample_weight: Tensor | None, caller: str) -> None:
-    if sample_weight is not None and sample_weight.shape != (x.shape[0],):
-        raise ValueError(
-            f"{caller}: sample_weight has shape {tuple(sample_weight.shape)}, but an input of shape {tuple(x.shape)} "
-            f"needs ({x.shape[0]},): one weight per sample."
-        )
 
 
 def balance_step(
@@ -175,7 +161,7 @@ def task_balanced_weights(task: Tensor, phi: Tensor, started: Tensor, renormaliz
 _MOST_PASSES = 8  # whose losses are kept until `auxiliary_loss` is called; the bench calls it at every step
 
 
-class AdaptiveBalanceNormBase(ReplacementGuard, MomentNorm):
+class AdaptiveBalanceNormBase(MomentNorm):
     """AdaB2N: weighted batch moments, a modified momentum, and a loss between batch and running moments.
 
     It reads the task of each sample from `contnorm.current_tags`; without tags, all samples have the same weight.
@@ -219,15 +205,10 @@ class AdaptiveBalanceNormBase(ReplacementGuard, MomentNorm):
         renormalize: bool = False,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        name = type(self).__name__
-        if check_number(kappa, 0, "kappa", name) > 1:
-            raise ValueError(f"{name}: kappa={kappa!r} must lie in [0, 1]; 1 gives the usual moving average.")
-        check_number(lam, 0, "lam", name, finite=True)
-        for argument, value, least in (("num_tasks", num_tasks, 1), ("ada_t0", ada_t0, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}: {argument}={value!r} must be a whole number, {least} or more.")
-        if ada_t0 >= num_tasks:
-            raise ValueError(f"{name}: ada_t0={ada_t0} must be below num_tasks={num_tasks}: tasks count from 0.")
+        check_number(kappa, 0, "kappa", 1)
+        check_number(lam, 0, "lam")
+        check_number(num_tasks, 1, "num_tasks")
+        check_number(ada_t0, 0, "ada_t0", num_tasks - 1)
         self.kappa, self.lam, self.ada_t0 = kappa, lam, ada_t0
         self.num_tasks, self.renormalize = num_tasks, renormalize
         self.phi = nn.Parameter(torch.zeros(num_tasks, device=device, dtype=dtype))
@@ -237,10 +218,7 @@ class AdaptiveBalanceNormBase(ReplacementGuard, MomentNorm):
     def on_task_start(self, task: int) -> None:
         """Open the tasks up to this one: their shares are in the weights."""
         if task >= self.num_tasks:
-            raise ValueError(
-                f"{type(self).__name__}: task {task} starts, but num_tasks={self.num_tasks}. Use num_tasks={task + 1} "
-                f"or more."
-            )
+            raise ValueError(f"{type(self).__name__}: task {task} needs num_tasks={task + 1} or more.")
         self.started.zero_()[: task + 1] = 1
 
     def auxiliary_loss(self) -> Tensor:
@@ -258,10 +236,7 @@ class AdaptiveBalanceNormBase(ReplacementGuard, MomentNorm):
         if self.momentum is None or self.kappa == 1:
             return super()._weight_of_moving_batch()
         if self.num_batches_tracked is None:
-            raise ValueError(
-                f"{type(self).__name__}: kappa={self.kappa} needs the number of batches in num_batches_tracked, which "
-                f"is None. Use kappa=1, or call reset_running_stats() on a layer that has the counter."
-            )
+            raise ValueError(f"{type(self).__name__}: kappa={self.kappa} needs the counter num_batches_tracked.")
         batches = self.num_batches_tracked.to(torch.float64)
         if self.kappa == 0:
             return (batches + 1).reciprocal()
@@ -273,28 +248,22 @@ class AdaptiveBalanceNormBase(ReplacementGuard, MomentNorm):
         return (series + torch.exp(batches * log_ratio) * first).reciprocal()
 
     def forward(self, input: Tensor) -> Tensor:
+        if not self._normalizes_with_batch():
+            return self._normalize_with(batch_norm, input)
         self._check(input)
+        check_input(input)
         if input.numel() == 0:
             return empty_like_input(input, self.weight, self.bias, self.phi)
-        if not self._normalizes_with_batch():
-            return batch_norm(
-                input,
-                *self._moments(),
-                self.weight,
-                self.bias,
-                False,
-                0.0,
-                self.eps,
-                caller=type(self).__name__,
-            )
-        check_batch(input, self.eps, type(self).__name__)
-        share = self._weight_of_batch()
+        check_batch(input, self.eps)
+        updates = self._updates_moments()
+        share = self._weight_of_moving_batch() if updates else 0.0
         tags = current_tags(len(input)) if self.training else None
         balanced = balance_step(input, self.weight, self.bias, self._sample_weight(tags, input), self.eps)
         update_moments(self.running_mean, self.running_var, balanced.mean, balanced.var, share)
         if self.training and self.lam and torch.is_grad_enabled():
             self._add_distance(balanced.mean, balanced.var)
-        self._count(input)
+        if updates:
+            self._count(input)
         return balanced.output
 
     def _sample_weight(self, tags: BatchTags | None, x: Tensor) -> Tensor:
@@ -334,7 +303,7 @@ class AdaptiveBalanceNormBase(ReplacementGuard, MomentNorm):
         ]
 
 
-class AdaptiveBalanceNorm1d(AdaptiveBalanceNormBase, nn.BatchNorm1d):
+class AdaptiveBalanceNorm1d(AdaptiveBalanceNormBase):
     """AdaB2N of (N, C) or (N, C, L) input.
 
     Example:
@@ -351,7 +320,7 @@ class AdaptiveBalanceNorm1d(AdaptiveBalanceNormBase, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class AdaptiveBalanceNorm2d(AdaptiveBalanceNormBase, nn.BatchNorm2d):
+class AdaptiveBalanceNorm2d(AdaptiveBalanceNormBase):
     """AdaB2N of (N, C, H, W) input.
 
     Example:
@@ -362,7 +331,7 @@ class AdaptiveBalanceNorm2d(AdaptiveBalanceNormBase, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class AdaptiveBalanceNorm3d(AdaptiveBalanceNormBase, nn.BatchNorm3d):
+class AdaptiveBalanceNorm3d(AdaptiveBalanceNormBase):
     """AdaB2N of (N, C, D, H, W) input.
 
     Example:

@@ -15,16 +15,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from contnorm.norms.base import BATCH_NORM_IN_EVALUATION, MomentNorm, ReplacementGuard
+from contnorm.checks import check_number
+from contnorm.norms.base import MomentNorm
 from contnorm.norms.batch import batch_norm
 from contnorm.tags import ReplayRequest, current_tags
 
 __all__ = ["BalancedBatchNorm1d", "BalancedBatchNorm2d", "BalancedBatchNorm3d"]
 
 
-class BalancedBatchNormBase(ReplacementGuard, MomentNorm):
+class BalancedBatchNormBase(MomentNorm):
     """Batch normalization whose running moments are those of class-balanced batches.
 
     In training, every batch is normalized with its own moments. With tags (`contnorm.batch_tags`), the running moments
@@ -44,7 +45,6 @@ class BalancedBatchNormBase(ReplacementGuard, MomentNorm):
         balanced_size: Samples in the class-balanced batch; None for as many as are replayed at a step.
     """
 
-    fold_advice: ClassVar[str] = BATCH_NORM_IN_EVALUATION
     own_options: ClassVar[tuple[str, ...]] = ("balanced_size",)
     needs_tags: ClassVar[bool] = True
     replay_request: ReplayRequest
@@ -62,11 +62,8 @@ class BalancedBatchNormBase(ReplacementGuard, MomentNorm):
         balanced_size: int | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        if balanced_size is not None and (type(balanced_size) is not int or balanced_size < 1):
-            raise ValueError(
-                f"{type(self).__name__}: balanced_size={balanced_size!r} must be a whole number of samples, 1 or more, "
-                f"or None for as many as are replayed at a step."
-            )
+        if balanced_size is not None:
+            check_number(balanced_size, 1, "balanced_size")
         self.replay_request = ReplayRequest(size=balanced_size, balance="class")
 
     @property
@@ -75,35 +72,16 @@ class BalancedBatchNormBase(ReplacementGuard, MomentNorm):
         return self.replay_request.size
 
     def forward(self, input: Tensor) -> Tensor:
-        self._check(input)
-        by_batch, updates = self._normalizes_with_batch(), self._updates_moments() and _is_balanced(input)
-        needed = updates or not by_batch
-        output = batch_norm(
-            input,
-            self.running_mean if needed else None,
-            self.running_var if needed else None,
-            self.weight,
-            self.bias,
-            by_batch,
-            self._weight_of_moving_batch() if updates else 0.0,
-            self.eps,
-            caller=type(self).__name__,
-        )
-        if updates:
-            self._count(input)
-        return output
+        updates = self._updates_moments()
+        if updates and (tags := current_tags(len(input))) is not None:
+            updates = tags.is_extra or tags.extra_size == 0
+        return self._normalize_with(batch_norm, input, updates)
 
     def _extra_fields(self) -> list[str]:
         return [] if self.balanced_size is None else [f"balanced_size={self.balanced_size}"]
 
 
-def _is_balanced(x: Tensor) -> bool:
-    """Whether this is the class-balanced batch of a step, or a batch of a step without one."""
-    tags = current_tags(len(x))
-    return tags is None or tags.is_extra or tags.extra_size == 0
-
-
-class BalancedBatchNorm1d(BalancedBatchNormBase, nn.BatchNorm1d):
+class BalancedBatchNorm1d(BalancedBatchNormBase):
     """Batch normalization with class-balanced running moments, of (N, C) or (N, C, L) input.
 
     Example:
@@ -114,7 +92,7 @@ class BalancedBatchNorm1d(BalancedBatchNormBase, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class BalancedBatchNorm2d(BalancedBatchNormBase, nn.BatchNorm2d):
+class BalancedBatchNorm2d(BalancedBatchNormBase):
     """Batch normalization with class-balanced running moments, of (N, C, H, W) input.
 
     Example:
@@ -130,7 +108,7 @@ class BalancedBatchNorm2d(BalancedBatchNormBase, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class BalancedBatchNorm3d(BalancedBatchNormBase, nn.BatchNorm3d):
+class BalancedBatchNorm3d(BalancedBatchNormBase):
     """Batch normalization with class-balanced running moments, of (N, C, D, H, W) input.
 
     Example:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import FrameType
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -15,7 +14,6 @@ from contnorm.checks import (
 from contnorm.kernels.reference import batch_step, in_statistics_dtype
 from contnorm.norms.base import (
     MomentNorm,
-    ReplacementGuard,
     check_arguments,
     empty_like_input,
     update_moments,
@@ -34,8 +32,6 @@ def batch_norm(
     training: bool = False,
     momentum: float | Tensor = 0.1,
     eps: float = 1e-5,
-    *,
-    caller: str = "batch_norm",
 ) -> Tensor:
     """Batch normalization: bit-exact with ``F.batch_norm``, with argument checks.
 
@@ -48,7 +44,6 @@ def batch_norm(
         training: Whether to normalize with the moments of the batch. Without running moments, they are always used.
         momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
         eps: Value added to the variance.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> x = torch.tensor([[0.0], [2.0]])
@@ -56,12 +51,12 @@ def batch_norm(
         tensor([[-1.],
                 [ 1.]])
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     if not uses_batch_moments(training, running_mean):
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
-    check_batch(x, eps, caller)
+    check_batch(x, eps)
     if isinstance(momentum, Tensor) and running_mean is not None and running_var is not None:
         signal = x
         if weight is not None and weight.dtype != statistics_dtype(x):  # all parameters are in half precision
@@ -74,37 +69,18 @@ def batch_norm(
     return F.batch_norm(x, running_mean, running_var, weight, bias, True, factor, eps)
 
 
-class _BatchNormBase(ReplacementGuard, MomentNorm):
+class BatchNormBase(MomentNorm):
     """Batch normalization with an exponential moving average or, for ``momentum=None``, a cumulative average.
 
-    Tools that fold or replace batch norms may do so, except where a conversion gave the layer the activation ``act`` of
-    a norm-then-activation layer, which they would drop.
+    Its 1d, 2d and 3d forms derive from torch's ``BatchNorm1d``, ``BatchNorm2d`` and ``BatchNorm3d``: what tools do with
+    a batch norm, such as folding it into a convolution, is right for these layers.
     """
 
-    sync_advice: ClassVar[str] = "Use contnorm.convert_sync(model), which keeps the activation."
-    fold_advice: ClassVar[str] = "It also applies an activation, its submodule 'act', which would be lost."
-
-    def _check_reader(self, frame: FrameType) -> None:
-        if "act" in self._modules:
-            super()._check_reader(frame)
-
     def forward(self, input: Tensor) -> Tensor:
-        self._check(input)
-        output = batch_norm(
-            input,
-            *self._moments(),
-            self.weight,
-            self.bias,
-            self._normalizes_with_batch(),
-            self._weight_of_batch(),
-            self.eps,
-            caller=type(self).__name__,
-        )
-        self._count(input)
-        return output
+        return self._normalize_with(batch_norm, input)
 
 
-class BatchNorm1d(_BatchNormBase, nn.BatchNorm1d):
+class BatchNorm1d(BatchNormBase, nn.BatchNorm1d):  # type: ignore[misc]
     """Batch normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -118,7 +94,7 @@ class BatchNorm1d(_BatchNormBase, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class BatchNorm2d(_BatchNormBase, nn.BatchNorm2d):
+class BatchNorm2d(BatchNormBase, nn.BatchNorm2d):  # type: ignore[misc]
     """Batch normalization of (N, C, H, W) input.
 
     Example:
@@ -129,7 +105,7 @@ class BatchNorm2d(_BatchNormBase, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class BatchNorm3d(_BatchNormBase, nn.BatchNorm3d):
+class BatchNorm3d(BatchNormBase, nn.BatchNorm3d):  # type: ignore[misc]
     """Batch normalization of (N, C, D, H, W) input.
 
     Example:

@@ -1,22 +1,19 @@
-"""Continual normalization layers (Pham et al., ICLR 2022), including the paper's three variants.
+"""Continual normalization (Pham et al., ICLR 2022): group norm without affine, then batch norm; and its three variants.
 
 Differences from the authors' code: the layer can be constructed, ``affine`` and ``momentum=None`` are supported, the
-batch counter is updated, and any number of groups that divides the number of channels is accepted.
-
-Continual normalization (Pham et al., ICLR 2022): group norm without affine, then batch norm.
-
-Unlike torch's group norm followed by torch's batch norm, it is also accurate for inputs with a large mean, where these
-lose precision by cancellation. See `kernels/pivot.py`.
+batch counter is updated, and any number of groups that divides the number of channels is accepted. Unlike torch's group
+norm followed by torch's batch norm, it is also accurate for inputs with a large mean, where these lose precision by
+cancellation. See `kernels/pivot.py`.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from contnorm.checks import check_batch, check_group_size, check_residual, resolve_groups, updates_moments, widest
 from contnorm.kernels import Kernel, Order, analytic, check_order, reference, resolve_kernel
@@ -27,7 +24,6 @@ from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton.continual import replay
 from contnorm.norms.base import (
     MomentNorm,
-    ReplacementGuard,
     check_arguments,
     empty_like_input,
     unbiased,
@@ -39,7 +35,6 @@ from contnorm.norms.group import check_groups
 __all__ = ["ContinualNorm1d", "ContinualNorm2d", "ContinualNorm3d", "continual_norm"]
 
 
-_FUSED = ("auto", "triton")  # kernel names that may select the fused kernels
 Pair = tuple[Tensor | None, Tensor | None]  # running mean and variance, or weight and bias
 
 
@@ -60,7 +55,6 @@ def continual_norm(
     residual: Tensor | None = None,
     num_batches: Tensor | None = None,
     kernel: Kernel | None = None,
-    caller: str = "continual_norm",
 ) -> Tensor:
     r"""Group normalization without affine, then batch normalization with it.
 
@@ -80,11 +74,9 @@ def continual_norm(
         order: ``"gn_bn"`` is CN; ``"bn_gn"`` is the reverse order, with the affine parameters in the second step.
         tied: Whether to use the same weight and bias in both steps.
         relu: Whether to apply ReLU to the result, after the residual. The fused kernel does both in the same pass.
-        residual: Tensor added to the result, with the input's shape, dtype and device. Under autocast its dtype may
-            differ; it is cast to the input's, so that the output always has the input's dtype.
+        residual: Tensor added to the result, with the input's shape. It is cast to the input's dtype.
         num_batches: A 0-dim counter, incremented by one if the batch was normalized with its own moments.
         kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> x = torch.tensor([[0.0, 2.0], [1.0, 9.0], [6.0, 5.0]])
@@ -93,68 +85,54 @@ def continual_norm(
                 [-0.7071,  0.7071],
                 [ 1.4142, -1.4142]])
     """
-    requested = resolve_kernel(kernel, caller)
-    if requested in _FUSED and _has_closed_form(order, tied) and not torch.compiler.is_compiling():
+    requested = resolve_kernel(kernel)
+    closed_form = order == "gn_bn" and not tied  # of CN alone: the variants are computed as two steps
+    if requested in ("auto", "triton") and closed_form and not torch.compiler.is_compiling():
         # An input of a known signature has passed all checks below before.
         y = replay.normalize(
             x, running_mean, running_var, weight, bias, training, momentum, eps, num_groups, relu, residual, num_batches
         )
         if y is not None:
             return y
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
-    check_order(order, caller)
-    residual = check_residual(residual, x, caller)
-    groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
+    check_order(order)
+    residual = check_residual(residual, x)
+    groups = resolve_groups(num_groups, x.shape[1], x.dim())
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
-    check_group_size(x, groups, caller)
+    check_group_size(x, groups)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
-        check_batch(x, eps, caller)
-    chosen = _select_kernel(requested, x, groups, order, tied, by_batch, caller)
+        check_batch(x, eps)
+    chosen = _select_kernel(requested, x, groups, closed_form, by_batch)
     moments, affine = (running_mean, running_var), (weight, bias)
-    if chosen in ("triton", "cpp") and _has_closed_form(order, tied):
+    if chosen in ("triton", "cpp") and closed_form:
         module = compiled if chosen == "cpp" else fused
         return _run_fused(module, x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
+    steps = (chosen, x, moments, affine, eps, groups, order, tied)
     if by_batch:
-        y = _run_training(chosen, x, moments, affine, momentum, eps, groups, order, tied)
-        _count(num_batches)
+        y = _train(*steps, momentum)
+        if num_batches is not None:
+            num_batches.add_(1)
     else:
-        y = _run_evaluation(chosen, x, moments, affine, eps, groups, order, tied)
+        y = _evaluate(*steps)
     return add_residual_and_relu(y, residual, relu)
 
 
-def _has_closed_form(order: Order, tied: bool) -> bool:
-    """Whether the closed form applies: to CN only. The variants are computed as two steps, with a pivot."""
-    return order == "gn_bn" and not tied
-
-
-def _select_kernel(
-    chosen: Kernel, x: Tensor, groups: int, order: Order, tied: bool, by_batch: bool, caller: str
-) -> Kernel:
+def _select_kernel(chosen: Kernel, x: Tensor, groups: int, closed_form: bool, by_batch: bool) -> Kernel:
     """Select the implementation for this input: resolve ``auto``, and raise if ``triton`` or ``cpp`` cannot run."""
-    closed_form = _has_closed_form(order, tied)
+    on_gpu = fused if closed_form else variants
     if chosen in ("triton", "cpp"):
-        reason = _unsupported_reason(chosen, x, groups, closed_form)
+        reason = compiled.unsupported_reason(x) if chosen == "cpp" else on_gpu.unsupported_reason(x, groups)
         if reason is not None:
-            raise ValueError(f"{caller}: kernel={chosen!r} can't be used here: {reason}. Use kernel='auto'.")
+            raise ValueError(f"kernel={chosen!r} can't be used here: {reason}. Use kernel='auto'.")
+    if chosen == "auto" and on_gpu.auto_selects(x, groups):
+        return "triton"
     if not closed_form:
-        if chosen == "auto" and variants.auto_selects(x, groups):
-            return "triton"
         return "pivoted" if chosen in ("auto", "analytic", "cpp") else chosen
     if chosen == "auto":
-        if fused.auto_selects(x, groups):
-            return "triton"
-        if compiled.auto_selects(x):
-            return "cpp"
-        return "pivoted" if by_batch else "analytic"
+        return "cpp" if compiled.auto_selects(x) else "pivoted" if by_batch else "analytic"
     return chosen
-
-
-def _unsupported_reason(chosen: Kernel, x: Tensor, groups: int, closed_form: bool) -> str | None:
-    if chosen == "cpp":
-        return compiled.unsupported_reason(x)
-    return fused.unsupported_reason(x, groups) if closed_form else variants.unsupported_reason(x, groups)
 
 
 def _run_fused(
@@ -173,7 +151,6 @@ def _run_fused(
     """Compute everything with Triton's or the C++ kernel, which in training may also update moments and counter."""
     mean, var = moments
     if not by_batch:
-        assert mean is not None and var is not None
         evaluated: Tensor = module.evaluate(x, mean, var, *affine, eps, groups, residual, relu)
         return evaluated
     count = x.numel() // x.shape[1]
@@ -183,42 +160,40 @@ def _run_fused(
     y, batch_moments = module.train(x, *affine, eps, groups, residual, relu, running)
     if batch_moments is not None:
         update_moments(mean, var, batch_moments.mean, unbiased(batch_moments.var, count), momentum)
-        _count(num_batches)
+        if num_batches is not None:
+            num_batches.add_(1)
     return y
 
 
-def _run_training(
+def _train(
     chosen: Kernel,
     x: Tensor,
     moments: Pair,
     affine: Pair,
-    momentum: float | Tensor,
     eps: float,
     groups: int,
     order: Order,
     tied: bool,
+    momentum: float | Tensor,
 ) -> Tensor:
     """Normalize with the moments of the batch, and update the running moments."""
     mean, var = moments
     batch_moments: BatchMoments | None
+    variant: Any = {"order": order, "tied": tied}
     if chosen == "analytic":
         y, batch_moments = analytic.train(x, *affine, eps, groups)
     elif chosen == "triton":
         running = (mean, var) if mean is not None and var is not None and updates_moments(mean, momentum) else None
-        y, batch_moments = variants.train(
-            x, *affine, eps, groups, order=order, tied=tied, running=running, momentum=momentum
-        )
+        y, batch_moments = variants.train(x, *affine, eps, groups, running=running, momentum=momentum, **variant)
     else:
-        pivot, tracked = chosen != "reference", mean is not None
-        y, batch_moments = reference.train(
-            x, *affine, eps, groups, order=order, tied=tied, pivot=pivot, moments=tracked
-        )
+        pivot = chosen != "reference"
+        y, batch_moments = reference.train(x, *affine, eps, groups, pivot=pivot, moments=mean is not None, **variant)
     if batch_moments is not None:
         update_moments(mean, var, batch_moments.mean, batch_moments.var, momentum)
     return y
 
 
-def _run_evaluation(
+def _evaluate(
     chosen: Kernel, x: Tensor, moments: Pair, affine: Pair, eps: float, groups: int, order: Order, tied: bool
 ) -> Tensor:
     """Normalize with the running moments."""
@@ -232,12 +207,7 @@ def _run_evaluation(
     return reference.evaluate(x, mean, var, *affine, eps, groups, order=order, tied=tied, pivot=pivot)
 
 
-def _count(num_batches: Tensor | None) -> None:
-    if num_batches is not None:
-        num_batches.add_(1)
-
-
-class ContinualNormBase(ReplacementGuard, MomentNorm):
+class ContinualNormBase(MomentNorm):
     """Continual normalization: group norm without affine, then batch norm.
 
     In training mode, each sample is first normalized over groups of channels, then each channel over the batch. The
@@ -261,7 +231,6 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
     """
 
     has_triton_kernels: ClassVar[bool] = True
-    sync_advice: ClassVar[str] = "Use contnorm.convert_sync(model), which keeps the group step."
     num_groups: int | str
     order: Order
 
@@ -281,18 +250,16 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         kernel: Kernel | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        name = type(self).__name__
-        check_order(order, name)
-        self.num_groups = check_groups(num_groups, num_features, self.ranks, name)
+        check_order(order)
+        self.num_groups = check_groups(num_groups, num_features, self.ranks)
         self.order = order
         self.tied = tied
-        self.kernel = resolve_kernel(kernel, name)
+        self.kernel = resolve_kernel(kernel)
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)`` in one pass.
 
-        The residual must have the input's shape, dtype and device; under autocast it is cast to the input's dtype. The
-        output always has the input's shape and dtype.
+        The residual must have the input's shape; it is cast to the input's dtype, which the output has.
 
         Example:
             >>> layer = ContinualNorm2d(8, num_groups=2)
@@ -301,8 +268,8 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
             True
         """
         self._check(input)
-        by_batch, moves = self._normalizes_with_batch(), self._updates_moments()
-        needed = moves or not by_batch  # attribute lookup of buffers is slow, so look up only what is needed, once
+        by_batch, updates = self._normalizes_with_batch(), self._updates_moments()
+        needed = updates or not by_batch  # attribute lookup of buffers is slow, so look up only what is needed, once
         return continual_norm(
             input,
             self.running_mean if needed else None,
@@ -310,22 +277,21 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
             self.weight,
             self.bias,
             by_batch,
-            self._weight_of_moving_batch() if moves else 0.0,
+            self._weight_of_moving_batch() if updates else 0.0,
             self.eps,
             self.num_groups,
             order=self.order,
             tied=self.tied,
             relu=relu,
             residual=residual,
-            num_batches=self.num_batches_tracked if moves else None,
+            num_batches=self.num_batches_tracked if updates else None,
             kernel=self.kernel,
-            caller=type(self).__name__,
         )
 
     def _tracked_signal(self, x: Tensor) -> Tensor:
         if self.order == "bn_gn":
             return x
-        groups = resolve_groups(self.num_groups, self.num_features, x.dim(), type(self).__name__)
+        groups = resolve_groups(self.num_groups, self.num_features, x.dim())
         affine = (self.weight, self.bias) if self.tied else (None, None)
         weight, bias = (None if p is None else p.double() for p in affine)
         return F.group_norm(widest(x), groups, weight, bias, self.eps)
@@ -339,7 +305,7 @@ class ContinualNormBase(ReplacementGuard, MomentNorm):
         return fields
 
 
-class ContinualNorm1d(ContinualNormBase, nn.BatchNorm1d):
+class ContinualNorm1d(ContinualNormBase):
     """Continual normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -351,7 +317,7 @@ class ContinualNorm1d(ContinualNormBase, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class ContinualNorm2d(ContinualNormBase, nn.BatchNorm2d):
+class ContinualNorm2d(ContinualNormBase):
     """Continual normalization of (N, C, H, W) input.
 
     Example:
@@ -367,7 +333,7 @@ class ContinualNorm2d(ContinualNormBase, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class ContinualNorm3d(ContinualNormBase, nn.BatchNorm3d):
+class ContinualNorm3d(ContinualNormBase):
     """Continual normalization of (N, C, D, H, W) input.
 
     Example:

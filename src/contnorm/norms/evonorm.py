@@ -1,4 +1,4 @@
-"""EvoNorm-S0 layers: a norm of each sample that contains its activation.
+"""EvoNorm-S0: a norm of each sample that contains its activation.
 
 ``y = x * sigmoid(v * x) / std(x) * weight + bias``, where ``std`` is the standard deviation of a group of channels of a
 sample; ``v``, ``weight`` and ``bias`` are learned, one value per channel (Liu et al., Evolving
@@ -9,8 +9,6 @@ Where no activation follows the norm that it replaces (``apply_act=False``), the
 denominator there, and the authors use it in pre-activation networks only. In a post-activation network the residual
 branch would then not be normalized at all. timm's ``EvoNorm2dS0a``, for such networks, keeps the denominator, as this
 layer does.
-
-EvoNorm-S0: normalization by the standard deviation of a group, and an activation, in one formula.
 """
 
 from __future__ import annotations
@@ -24,13 +22,12 @@ from contnorm.checks import (
     check_eps,
     check_group_size,
     check_input,
-    check_parameters,
     resolve_groups,
     statistics_dtype,
 )
 from contnorm.kernels.pivot import per_channel
 from contnorm.norms.activation import ActivationNorm
-from contnorm.norms.base import ANY_RANK, channels_of, empty_like_input
+from contnorm.norms.base import empty_like_input
 from contnorm.norms.group import check_groups
 
 __all__ = ["EvoNorm1d", "EvoNorm2d", "EvoNorm3d", "evonorm_s0"]
@@ -43,8 +40,6 @@ def evonorm_s0(
     bias: Tensor | None = None,
     v: Tensor | None = None,
     eps: float = 1e-5,
-    *,
-    caller: str = "evonorm_s0",
 ) -> Tensor:
     """EvoNorm-S0: ``x * sigmoid(v * x) / std * weight + bias``.
 
@@ -58,7 +53,6 @@ def evonorm_s0(
         bias: (C,) or None.
         v: (C,), the slope of the sigmoid; None for no activation, ``x / std * weight + bias``.
         eps: Value added to the variance.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> evonorm_s0(torch.tensor([[-1.0, 1.0, 4.0, 8.0]]), num_groups=2, eps=1e-12)
@@ -66,13 +60,12 @@ def evonorm_s0(
         >>> evonorm_s0(torch.tensor([[-1.0, 1.0]]), num_groups=1, v=torch.ones(2), eps=1e-12)
         tensor([[-0.2689,  0.7311]])
     """
-    check_input(x, ANY_RANK, channels_of(None, weight), caller)
-    eps = check_eps(eps, caller)
-    check_parameters(x, weight, bias, caller)
-    groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
+    check_input(x, weight, bias, v)
+    eps = check_eps(eps)
+    groups = resolve_groups(num_groups, x.shape[1], x.dim())
     if x.numel() == 0:
         return empty_like_input(x, weight, bias, v)
-    check_group_size(x, groups, caller)
+    check_group_size(x, groups)
     wide, rank = x.to(statistics_dtype(x)), x.dim()
     scale = torch.rsqrt(_group_variance(wide, groups) + eps)  # (N, C): the affine scale costs no pass over the input
     if weight is not None:
@@ -115,10 +108,10 @@ class _EvoNormS0(ActivationNorm):
         apply_act: bool = True,
     ) -> None:
         super().__init__(num_features, eps, affine, device, dtype, apply_act=apply_act)
-        self.num_groups = check_groups(num_groups, num_features, self.ranks, type(self).__name__)
+        self.num_groups = check_groups(num_groups, num_features, self.ranks)
 
     def _normalize(self, x: Tensor) -> Tensor:
-        return evonorm_s0(x, self.num_groups, self.weight, self.bias, self.v, self.eps, caller=type(self).__name__)
+        return evonorm_s0(x, self.num_groups, self.weight, self.bias, self.v, self.eps)
 
     def extra_repr(self) -> str:
         channels, rest = super().extra_repr().split(", ", 1)

@@ -1,4 +1,4 @@
-"""Filter response normalization layers, with the thresholded linear unit as their activation.
+"""Filter response normalization, with the thresholded linear unit as their activation.
 
 ``y = max(x / sqrt(mean(x^2) + eps) * weight + bias, tau)``, where the mean of squares is that of one channel of one
 sample; ``weight``, ``bias`` and ``tau`` are learned, one value per channel (Singh and Krishnan, Filter Response
@@ -8,8 +8,6 @@ Where no activation follows the norm that it replaces (``apply_act=False``), the
 ``FilterResponseNormTlu2d``. After a residual sum the network's ReLU remains; the paper defines the layer for
 pre-activation networks, which have none there. For one position per channel the paper learns eps, since only the sign
 of the input would remain. That is not implemented: such input raises an error.
-
-Filter response normalization with the thresholded linear unit.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from contnorm.checks import check_eps, check_input, check_parameters, statistics_dtype
+from contnorm.checks import check_eps, check_input, statistics_dtype
 from contnorm.kernels.pivot import per_channel
 from contnorm.norms.activation import ActivationNorm
-from contnorm.norms.base import ANY_RANK, channels_of, empty_like_input
+from contnorm.norms.base import empty_like_input
 
 __all__ = ["FilterResponseNorm1d", "FilterResponseNorm2d", "FilterResponseNorm3d", "filter_response_norm"]
 
@@ -33,8 +31,6 @@ def filter_response_norm(
     bias: Tensor | None = None,
     tau: Tensor | None = None,
     eps: float = 1e-5,
-    *,
-    caller: str = "filter_response_norm",
 ) -> Tensor:
     """Filter response normalization: ``max(x / sqrt(mean(x^2) + eps) * weight + bias, tau)``.
 
@@ -46,7 +42,6 @@ def filter_response_norm(
         bias: (C,) or None.
         tau: (C,), the threshold of the thresholded linear unit; None for no activation.
         eps: Value added to the mean of squares.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> filter_response_norm(torch.tensor([[[-1.0, 7.0]]]), eps=1e-12)
@@ -54,12 +49,11 @@ def filter_response_norm(
         >>> filter_response_norm(torch.tensor([[[-1.0, 7.0]]]), tau=torch.zeros(1), eps=1e-12)
         tensor([[[0.0000, 1.4000]]])
     """
-    check_input(x, ANY_RANK, channels_of(None, weight), caller)
-    eps = check_eps(eps, caller)
-    check_parameters(x, weight, bias, caller)
+    check_input(x, weight, bias, tau)
+    eps = check_eps(eps)
     if x.numel() and x.numel() == x.shape[0] * x.shape[1]:
         raise ValueError(
-            f"{caller}: an input of shape {tuple(x.shape)} has one value per channel, of which only the sign would "
+            f"an input of shape {tuple(x.shape)} has one value per channel, of which only the sign would "
             f"remain. Give it more than one position, or use another norm, such as evonorm_s0 or gn."
         )
     if x.numel() == 0:
@@ -84,7 +78,7 @@ class _FilterResponseNorm(ActivationNorm):
     tau: nn.Parameter | None
 
     def _normalize(self, x: Tensor) -> Tensor:
-        return filter_response_norm(x, self.weight, self.bias, self.tau, self.eps, caller=type(self).__name__)
+        return filter_response_norm(x, self.weight, self.bias, self.tau, self.eps)
 
 
 class FilterResponseNorm1d(_FilterResponseNorm):

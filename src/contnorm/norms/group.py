@@ -19,10 +19,8 @@ from torch import Tensor, nn
 
 from contnorm.checks import (
     check_eps,
-    check_features,
     check_group_size,
     check_input,
-    check_parameters,
     check_residual,
     resolve_groups,
     statistics_dtype,
@@ -32,7 +30,7 @@ from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layo
 from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton.continual.launch import channels_last
 from contnorm.kernels.triton.group_norm import group_step
-from contnorm.norms.base import ANY_RANK, NormLayer, channels_of, empty_like_input
+from contnorm.norms.base import NormLayer, empty_like_input
 
 __all__ = [
     "GroupNorm1d",
@@ -62,7 +60,6 @@ def group_norm(
     *,
     residual: Tensor | None = None,
     relu: bool = False,
-    caller: str = "group_norm",
 ) -> Tensor:
     """Group normalization: ``F.group_norm`` whose output has the input's memory layout and, also under autocast, dtype.
 
@@ -72,24 +69,21 @@ def group_norm(
         weight: (C,) or None.
         bias: (C,) or None.
         eps: Value added to the variance.
-        residual: Tensor added to the result, with the input's shape, dtype and device; under autocast it is cast to the
-            input's dtype.
+        residual: Tensor added to the result, with the input's shape. It is cast to the input's dtype.
         relu: Whether to apply ReLU to the result, after the residual. The Triton kernel does both in the same pass.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> group_norm(torch.tensor([[0.0, 2.0, 5.0, 7.0]]), num_groups=2, eps=1e-12)
         tensor([[-1.,  1., -1.,  1.]])
     """
-    check_input(x, ANY_RANK, channels_of(None, weight), caller)
-    eps = check_eps(eps, caller)
-    check_parameters(x, weight, bias, caller)
-    residual = check_residual(residual, x, caller)
-    groups = resolve_groups(num_groups, x.shape[1], x.dim(), caller)
+    check_input(x, weight, bias)
+    eps = check_eps(eps)
+    residual = check_residual(residual, x)
+    groups = resolve_groups(num_groups, x.shape[1], x.dim())
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
-    check_group_size(x, groups, caller)
-    if _uses_kernel(x, groups, caller) and _on_device(x, weight, bias):
+    check_group_size(x, groups)
+    if _uses_kernel(x, groups):
         return group_step(x, weight, bias, eps, groups, x.dtype, residual, relu)
     if weight is not None and weight.dtype != x.dtype:
         # Half-precision input with float32 weights is supported on CPU but not on CUDA, so all are cast to float32.
@@ -101,20 +95,15 @@ def group_norm(
     return add_residual_and_relu(y.to(x.dtype), residual, relu)
 
 
-def _uses_kernel(x: Tensor, groups: int, caller: str) -> bool:
+def _uses_kernel(x: Tensor, groups: int) -> bool:
     """Whether to use the Triton kernel: it can run, and torch's operator would copy the input."""
     return (
         x.is_cuda
-        and resolve_kernel(None, caller) in ("auto", "triton")
+        and resolve_kernel(None) in ("auto", "triton")
         and variants.auto_selects(x, groups)
         and not x.is_contiguous()
         and channels_last(x)
     )
-
-
-def _on_device(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether all parameters are on the input's device; if not, torch's operator raises the error."""
-    return all(p is None or p.device == x.device for p in parameters)
 
 
 def instance_norm(
@@ -125,7 +114,6 @@ def instance_norm(
     *,
     residual: Tensor | None = None,
     relu: bool = False,
-    caller: str = "instance_norm",
 ) -> Tensor:
     """Instance normalization: normalizes each channel of each sample alone, so it needs more than one position.
 
@@ -136,13 +124,12 @@ def instance_norm(
         tensor([[[-1.,  1.],
                  [-1.,  1.]]])
     """
-    check_input(x, ANY_RANK, channels_of(None, weight), caller)
     if x.numel() and x.numel() == x.shape[0] * x.shape[1]:
         raise ValueError(
-            f"{caller}: an input of shape {tuple(x.shape)} has one value per instance, which always normalizes to "
+            f"an input of shape {tuple(x.shape)} has one value per instance, which always normalizes to "
             f"zero. Give it more than one position, or use group or layer normalization."
         )
-    return group_norm(x, x.shape[1], weight, bias, eps, residual=residual, relu=relu, caller=caller)
+    return group_norm(x, x.shape[1], weight, bias, eps, residual=residual, relu=relu)
 
 
 def layer_norm(
@@ -153,7 +140,6 @@ def layer_norm(
     *,
     residual: Tensor | None = None,
     relu: bool = False,
-    caller: str = "layer_norm",
 ) -> Tensor:
     """Layer normalization over channels and positions; weight and bias are per channel.
 
@@ -163,7 +149,7 @@ def layer_norm(
         >>> layer_norm(torch.tensor([[0.0, 2.0]]), eps=1e-12)
         tensor([[-1.,  1.]])
     """
-    return group_norm(x, 1, weight, bias, eps, residual=residual, relu=relu, caller=caller)
+    return group_norm(x, 1, weight, bias, eps, residual=residual, relu=relu)
 
 
 class SampleNorm(NormLayer):
@@ -182,9 +168,8 @@ class SampleNorm(NormLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        name = type(self).__name__
-        self.num_features = check_features(num_features, name)
-        self.eps = check_eps(eps, name)
+        self.num_features = num_features
+        self.eps = check_eps(eps)
         self.affine = affine
         for parameter in ("weight", "bias"):
             value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if affine else None
@@ -218,24 +203,21 @@ class GroupNormBase(SampleNorm):
         num_groups: int | str = 32,
     ) -> None:
         super().__init__(num_features, eps, affine, device, dtype)
-        self.num_groups = check_groups(num_groups, num_features, self.ranks, type(self).__name__)
+        self.num_groups = check_groups(num_groups, num_features, self.ranks)
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
         self._check(input)
-        name = type(self).__name__
-        return group_norm(
-            input, self.num_groups, self.weight, self.bias, self.eps, residual=residual, relu=relu, caller=name
-        )
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, residual=residual, relu=relu)
 
     def extra_repr(self) -> str:
         channels, rest = super().extra_repr().split(", ", 1)
         return f"{channels}, num_groups={self.num_groups}, {rest}"
 
 
-def check_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...], caller: str) -> int | str:
+def check_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...]) -> int | str:
     """Check the number of groups at construction; ``"auto"`` is kept if it depends on the rank of the input."""
-    resolved = {resolve_groups(num_groups, channels, rank, caller) for rank in ranks}
+    resolved = {resolve_groups(num_groups, channels, rank) for rank in ranks}
     return resolved.pop() if len(resolved) == 1 else num_groups
 
 
@@ -245,8 +227,7 @@ class _InstanceNorm(SampleNorm):
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
         self._check(input)
-        name = type(self).__name__
-        return instance_norm(input, self.weight, self.bias, self.eps, residual=residual, relu=relu, caller=name)
+        return instance_norm(input, self.weight, self.bias, self.eps, residual=residual, relu=relu)
 
 
 class _LayerNorm(SampleNorm):
@@ -255,8 +236,7 @@ class _LayerNorm(SampleNorm):
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
         self._check(input)
-        name = type(self).__name__
-        return layer_norm(input, self.weight, self.bias, self.eps, residual=residual, relu=relu, caller=name)
+        return layer_norm(input, self.weight, self.bias, self.eps, residual=residual, relu=relu)
 
 
 class GroupNorm1d(GroupNormBase):

@@ -1,15 +1,13 @@
-"""Instance-aware batch normalization layers (IABN), from the test-time adaptation method NOTE.
-
-The paper trains the network with these layers and then adapts it at test time. Here they are trained as any other norm
-and are not adapted: in evaluation, nothing is stored, and a sample's output depends on the sample alone. The default of
-``k`` is that of the authors' scripts, 4; their class has 3.
-
-Instance-aware batch normalization (IABN; Gong et al., NOTE, NeurIPS 2022).
+"""Instance-aware batch normalization (IABN; Gong et al., NOTE, NeurIPS 2022).
 
 Each sample is normalized with the moments of the batch (in evaluation: the running moments), corrected by as much as
 its own moments differ from them by more than ``k`` standard errors. As in the authors' code, both variances are
 unbiased, gradients flow through all moments, and an input with one position per sample and channel, such as (N, C), has
 no instance moments: it is normalized with the moments of the batch alone.
+
+The paper trains the network with these layers and then adapts it at test time. Here they are trained as any other norm
+and are not adapted: in evaluation, nothing is stored, and a sample's output depends on the sample alone. The default of
+``k`` is that of the authors' scripts, 4; their class has 3.
 """
 
 from __future__ import annotations
@@ -18,12 +16,11 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from contnorm.checks import check_batch, check_number
 from contnorm.norms.base import (
     MomentNorm,
-    ReplacementGuard,
     check_arguments,
     empty_like_input,
     unbiased,
@@ -50,8 +47,6 @@ def instance_aware_batch_norm(
     momentum: float | Tensor = 0.1,
     eps: float = 1e-5,
     k: float = 4.0,
-    *,
-    caller: str = "instance_aware_batch_norm",
 ) -> Tensor:
     r"""Instance-aware batch normalization.
 
@@ -75,7 +70,6 @@ def instance_aware_batch_norm(
         eps: Value added to the variances.
         k: Number of standard errors by which the moments of a sample may differ without effect. 0 gives instance
             normalization, and a large value batch normalization.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> x = torch.tensor([[[-1.0, 1.0]], [[99.0, 101.0]]])
@@ -83,20 +77,26 @@ def instance_aware_batch_norm(
         >>> instance_aware_batch_norm(x, mean, var, k=1.0, eps=1e-12)[1]  # the mean is 100 less one standard error
         tensor([[0.0000, 1.4142]])
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
-    k = check_number(k, 0, "k", caller, finite=True)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
+    k = check_number(k, 0, "k")
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     rows = row_moments(x)
     if uses_batch_moments(training, running_mean):
-        check_batch(x, eps, caller)
+        check_batch(x, eps)
         mean, var = _batch_moments(x, rows)
         update_moments(running_mean, running_var, mean, var, momentum)
     else:
         assert running_mean is not None and running_var is not None
         mean, var = running_mean.double(), running_var.double()
     if not has_one_position(x):
-        mean, var = _corrected(rows, mean, var, math.prod(x.shape[2:]), eps, k)
+        positions = math.prod(x.shape[2:])
+        mean_limit = k * torch.sqrt((var + eps) / positions)
+        var_limit = k * (var + eps) * math.sqrt(2 / (positions - 1))
+        mean, var = (
+            mean + _softshrink(rows.mean - mean, mean_limit),
+            (var + _softshrink(rows.var - var, var_limit)).clamp_min(0),
+        )
     return normalize_rows(x, rows, mean, var, weight, bias, eps)
 
 
@@ -106,16 +106,6 @@ def _batch_moments(x: Tensor, rows: RowMoments) -> tuple[Tensor, Tensor]:
     mean = rows.mean.mean(0)
     biased = (rows.var * ((positions - 1) / positions) + (rows.mean - mean).square()).mean(0)
     return mean, unbiased(biased, x.shape[0] * positions)
-
-
-def _corrected(
-    rows: RowMoments, mean: Tensor, var: Tensor, positions: int, eps: float, k: float
-) -> tuple[Tensor, Tensor]:
-    """Return the moments that normalize each row, (N, C) each."""
-    mean_limit = k * torch.sqrt((var + eps) / positions)
-    var_limit = k * (var + eps) * math.sqrt(2 / (positions - 1))
-    corrected = var + _softshrink(rows.var - var, var_limit)
-    return mean + _softshrink(rows.mean - mean, mean_limit), corrected.clamp_min(0)
 
 
 def _softshrink(x: Tensor, limit: Tensor) -> Tensor:
@@ -128,7 +118,7 @@ def _softshrink(x: Tensor, limit: Tensor) -> Tensor:
     return x - torch.maximum(torch.minimum(x, limit), -limit)
 
 
-class InstanceAwareBatchNormBase(ReplacementGuard, MomentNorm):
+class InstanceAwareBatchNormBase(MomentNorm):
     """Instance-aware batch normalization.
 
     A sample is normalized with the moments of the batch, or in evaluation with the running moments, unless its own
@@ -163,23 +153,10 @@ class InstanceAwareBatchNormBase(ReplacementGuard, MomentNorm):
         k: float = 4.0,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        self.k = check_number(k, 0, "k", type(self).__name__, finite=True)
+        self.k = check_number(k, 0, "k")
 
     def forward(self, input: Tensor) -> Tensor:
-        self._check(input)
-        output = instance_aware_batch_norm(
-            input,
-            *self._moments(),
-            self.weight,
-            self.bias,
-            self._normalizes_with_batch(),
-            self._weight_of_batch(),
-            self.eps,
-            self.k,
-            caller=type(self).__name__,
-        )
-        self._count(input)
-        return output
+        return self._normalize_with(instance_aware_batch_norm, input, k=self.k)
 
     def normalizing_variance(self, var: Tensor, count: float) -> Tensor:
         return unbiased(var, count)
@@ -188,7 +165,7 @@ class InstanceAwareBatchNormBase(ReplacementGuard, MomentNorm):
         return [f"k={self.k:g}"]
 
 
-class InstanceAwareBatchNorm1d(InstanceAwareBatchNormBase, nn.BatchNorm1d):
+class InstanceAwareBatchNorm1d(InstanceAwareBatchNormBase):
     """Instance-aware batch normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -199,7 +176,7 @@ class InstanceAwareBatchNorm1d(InstanceAwareBatchNormBase, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class InstanceAwareBatchNorm2d(InstanceAwareBatchNormBase, nn.BatchNorm2d):
+class InstanceAwareBatchNorm2d(InstanceAwareBatchNormBase):
     """Instance-aware batch normalization of (N, C, H, W) input.
 
     Example:
@@ -210,7 +187,7 @@ class InstanceAwareBatchNorm2d(InstanceAwareBatchNormBase, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class InstanceAwareBatchNorm3d(InstanceAwareBatchNormBase, nn.BatchNorm3d):
+class InstanceAwareBatchNorm3d(InstanceAwareBatchNormBase):
     """Instance-aware batch normalization of (N, C, D, H, W) input.
 
     Example:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_features
+from contnorm.checks import check_input
 from contnorm.norms.base import NormLayer
 
 __all__ = ["NoNorm1d", "NoNorm2d", "NoNorm3d"]
@@ -20,10 +20,11 @@ class _NoNorm(NormLayer):
         self, num_features: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        self.num_features = check_features(num_features, type(self).__name__)
+        self.num_features = num_features
 
     def forward(self, input: Tensor) -> Tensor:
         self._check(input)
+        check_input(input)
         return input
 
     def extra_repr(self) -> str:

@@ -1,15 +1,13 @@
-"""Batch renormalization layers, with the current limits in buffers.
-
-The defaults differ from those of batch norm and follow the implementation that uses the paper's formula: ``eps=1e-3``
-added to the standard deviation, and ``momentum=0.01``. The limits increase with the batch counter: the limit of r from
-1 to 3 between batches 5,000 and 40,000, the limit of d from 0 to 5 between batches 5,000 and 25,000. A short online run
-never reaches batch 5,000 and therefore trains with r = 1 and d = 0. ``total_steps`` scales the ramps to the length of
-the run (5-40 % and 5-25 % of it).
-
-Batch renormalization (Ioffe, 2017), as defined in the continual normalization paper.
+"""Batch renormalization (Ioffe, 2017), as defined in the continual normalization paper.
 
 The paper's formula divides by ``sigma + eps``, not ``sqrt(sigma^2 + eps)``, and no gradient flows through r and d. The
 running average is that of the biased *standard deviations*; its square is stored in ``running_var``.
+
+The defaults of the layers differ from those of batch norm and follow the implementation that uses the paper's formula:
+``eps=1e-3`` added to the standard deviation, and ``momentum=0.01``. The limits increase with the batch counter: the
+limit of r from 1 to 3 between batches 5,000 and 40,000, the limit of d from 0 to 5 between batches 5,000 and 25,000. A
+short online run never reaches batch 5,000 and therefore trains with r = 1 and d = 0. ``total_steps`` scales the ramps
+to the length of the run (5-40 % and 5-25 % of it).
 
 On CUDA, Triton kernels compute it (`contnorm.kernels.triton.batch_renorm`). The code here is the definition, and is
 used on all other devices.
@@ -21,9 +19,9 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from contnorm.checks import check_batch, check_number, check_residual, statistics_dtype, updates_moments
+from contnorm.checks import check_batch, check_input, check_number, check_residual, statistics_dtype, updates_moments
 from contnorm.kernels import Kernel, resolve_kernel
 from contnorm.kernels.pivot import channel_pivot, per_channel
 from contnorm.kernels.reference import add_residual_and_relu
@@ -32,7 +30,6 @@ from contnorm.kernels.triton.batch_renorm import renorm_limits
 from contnorm.kernels.triton.row_moments import use_kernels
 from contnorm.norms.base import (
     MomentNorm,
-    ReplacementGuard,
     apply_affine,
     channel_moments,
     check_arguments,
@@ -62,7 +59,6 @@ def batch_renorm(
     residual: Tensor | None = None,
     relu: bool = False,
     kernel: Kernel | None = None,
-    caller: str = "batch_renorm",
 ) -> Tensor:
     r"""Batch renormalization.
 
@@ -84,11 +80,9 @@ def batch_renorm(
         d_max: The limit of d; 0 disables the correction of the mean.
         r: (C,), used without clipping instead of the computed r.
         d: (C,), used without clipping instead of the computed d.
-        residual: Tensor added to the result, with the input's shape, dtype and device; under autocast it is cast to the
-            input's dtype.
+        residual: Tensor added to the result, with the input's shape. It is cast to the input's dtype.
         relu: Whether to apply ReLU to the result, after the residual. The Triton kernels do both in the same pass.
         kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> x, mean, var = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0]), torch.tensor([4.0])
@@ -96,42 +90,27 @@ def batch_renorm(
         tensor([[0.],
                 [1.]])
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
-    limits = _checked_limits(r_max, d_max, caller)
-    _check_factors(x, r, d, caller)
-    residual = check_residual(residual, x, caller)
-    kernel = resolve_kernel(kernel, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
+    check_input(x, r, d)
+    for name, limit, least in (("r_max", r_max, 1), ("d_max", d_max, 0)):
+        if not isinstance(limit, Tensor):
+            check_number(limit, least, name)
+    residual = check_residual(residual, x)
+    kernel = resolve_kernel(kernel)
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
-        check_batch(x, eps, caller)
+        check_batch(x, eps)
     moments, parameters = (running_mean, running_var), (weight, bias)
     fixed_factors = r is not None or d is not None
-    numbers = momentum, *limits
-    if not fixed_factors and use_kernels(x, parameters, moments, numbers, kernel, caller, residual=residual):
+    numbers = momentum, r_max, d_max
+    if not fixed_factors and use_kernels(x, parameters, moments, numbers, kernel, residual=residual):
         return kernels.batch_renorm(
-            _recompute, x, *moments, parameters, by_batch, momentum, eps, *limits, residual, relu
+            _recompute, x, *moments, parameters, by_batch, momentum, eps, r_max, d_max, residual, relu
         )
-    y = _in_torch(x, *moments, *parameters, by_batch, momentum, eps, *limits, r, d)
+    y = _in_torch(x, *moments, *parameters, by_batch, momentum, eps, r_max, d_max, r, d)
     return add_residual_and_relu(y, residual, relu)
-
-
-def _checked_limits(r_max: float | Tensor, d_max: float | Tensor, caller: str) -> tuple[float | Tensor, float | Tensor]:
-    """Check limits that are numbers; tensors are not checked, because that would synchronize with the device."""
-    return (
-        r_max if isinstance(r_max, Tensor) else check_number(r_max, 1, "r_max", caller),
-        d_max if isinstance(d_max, Tensor) else check_number(d_max, 0, "d_max", caller),
-    )
-
-
-def _check_factors(x: Tensor, r: Tensor | None, d: Tensor | None, caller: str) -> None:
-    for name, factor in (("r", r), ("d", d)):
-        if factor is not None and factor.shape != x.shape[1:2]:
-            raise ValueError(
-                f"{caller}: {name} has shape {tuple(factor.shape)}, and must have ({x.shape[1]},): one value for each "
-                f"channel."
-            )
 
 
 def _recompute(
@@ -175,7 +154,9 @@ def _in_torch(
     pivot = channel_pivot(x)
     shifted = x.to(dtype) - per_channel(pivot, rank)
     mean, var = channel_moments(shifted)
-    std = _deviation(var)
+    # A channel of dead inputs has a variance of zero, whose square root would have an infinite gradient.
+    varies = var != 0  # True for NaN, so that NaNs stay visible
+    std = torch.where(varies, var, 1.0).sqrt() * varies
     if running_mean is not None and running_var is not None:
         ratio, offset = _clipped(mean, std, running_mean.to(dtype) - pivot, running_var.to(dtype), r_max, d_max)
         r, d = ratio if r is None else r, offset if d is None else d
@@ -184,17 +165,12 @@ def _in_torch(
         normalized = normalized * per_channel(r.to(dtype), rank)
     if d is not None:
         normalized = normalized + per_channel(d.to(dtype), rank)
-    _update(running_mean, running_var, mean + pivot, std, momentum)
+    if running_mean is not None and running_var is not None and updates_moments(running_mean, momentum):
+        with torch.no_grad():
+            running_std = running_var.to(dtype).sqrt()
+            update_moments(running_mean, running_std, mean + pivot, std, momentum)
+            running_var.copy_(running_std.square())
     return apply_affine(normalized, weight, bias).to(x.dtype)
-
-
-def _deviation(var: Tensor) -> Tensor:
-    """Return the square root of a variance, with a gradient of zero instead of infinity where the variance is zero.
-
-    The variance is zero in a channel whose inputs are all dead. NaN gradients from it would spread through the network.
-    """
-    varies = var != 0  # True for NaN, so that NaNs stay visible
-    return torch.where(varies, var, 1.0).sqrt() * varies
 
 
 def _clipped(
@@ -208,35 +184,17 @@ def _clipped(
     """Return r and d, without gradient; a running standard deviation of zero gives the limits."""
     with torch.no_grad():
         running_std = running_var.sqrt().clamp_min(torch.finfo(running_var.dtype).tiny)
-        r_limit, d_limit = _limit(r_max, std), _limit(d_max, std)
+        r_limit, d_limit = (torch.as_tensor(limit, dtype=std.dtype, device=std.device) for limit in (r_max, d_max))
         r = (std / running_std).clamp(1 / r_limit, r_limit)
         d = ((mean - running_mean) / running_std).clamp(-d_limit, d_limit)
         r, d = keep_values(r, d)
     return r, d
 
 
-def _limit(limit: float | Tensor, like: Tensor) -> Tensor:
-    return torch.as_tensor(limit, dtype=like.dtype, device=like.device)
-
-
-def _update(
-    running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, std: Tensor, momentum: float | Tensor
-) -> None:
-    """Update the running mean, and the running average of the standard deviation, whose square is stored."""
-    if running_mean is None or running_var is None or not updates_moments(running_mean, momentum):
-        return
-    with torch.no_grad():
-        running_std = running_var.to(std.dtype).sqrt()
-        update_moments(running_mean, running_std, mean, std, momentum)
-        running_var.copy_(running_std.square())
-
-
-PUBLISHED_R_RAMP = (5_000, 40_000)
-PUBLISHED_D_RAMP = (5_000, 25_000)
 PUBLISHED_STEPS = 100_000  # the run length for which the published ramps are 5-40 % and 5-25 %
 
 
-class BatchRenormBase(ReplacementGuard, MomentNorm):
+class BatchRenormBase(MomentNorm):
     """Batch renormalization.
 
     Args:
@@ -273,29 +231,21 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         kernel: Kernel | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        name = type(self).__name__
         # They must be finite, because the ramps multiply them by zero at the start.
-        check_number(r_max, 1, "r_max", name, finite=True)
-        check_number(d_max, 0, "d_max", name, finite=True)
-        if total_steps is not None and not total_steps >= 1:
-            raise ValueError(f"{name}: total_steps={total_steps!r} must be 1 or more, or None for the published ramps.")
+        check_number(r_max, 1, "r_max")
+        check_number(d_max, 0, "d_max")
+        if total_steps is not None:
+            check_number(total_steps, 1, "total_steps")
         self.r_max, self.d_max, self.total_steps = r_max, d_max, total_steps
-        self.kernel = resolve_kernel(kernel, name)
+        self.kernel = resolve_kernel(kernel)
         # The current limits. They follow from the batch counter, so they need not be in the checkpoint.
         self.register_buffer("r_limit", torch.ones((), device=device), persistent=False)
         self.register_buffer("d_limit", torch.zeros((), device=device), persistent=False)
 
-    def _ramp(self, published: tuple[int, int]) -> Tensor:
-        """Return the progress of a ramp at the current batch counter, from 0 to 1."""
-        assert self.num_batches_tracked is not None
-        start, end = self._scaled_ramp(published)
-        return ((self.num_batches_tracked - start) / (end - start)).clamp(0, 1)
-
-    def _scaled_ramp(self, published: tuple[int, int]) -> tuple[float, float]:
-        return published[0] * self._ramp_scale(), published[1] * self._ramp_scale()
-
-    def _ramp_scale(self) -> float:
-        return 1.0 if self.total_steps is None else self.total_steps / PUBLISHED_STEPS
+    def _ramps(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the first and last batch of the ramps of r and d."""
+        scale = 1.0 if self.total_steps is None else self.total_steps / PUBLISHED_STEPS
+        return (5_000 * scale, 40_000 * scale), (5_000 * scale, 25_000 * scale)
 
     def _limits(self) -> tuple[Tensor, Tensor]:
         """Return the limits of r and d for the current batch."""
@@ -306,14 +256,14 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
             (self.r_limit, self.d_limit),
             self._updates_moments(),
             (self.r_max, self.d_max),
-            (self._scaled_ramp(PUBLISHED_R_RAMP), self._scaled_ramp(PUBLISHED_D_RAMP)),
+            self._ramps(),
             self.kernel,
-            type(self).__name__,
         )
         if limits is not None:
             return limits
-        r_limit = 1 + (self.r_max - 1) * self._ramp(PUBLISHED_R_RAMP)
-        d_limit = self.d_max * self._ramp(PUBLISHED_D_RAMP)
+        counter = self.num_batches_tracked
+        r_ramp, d_ramp = (((counter - start) / (end - start)).clamp(0, 1) for start, end in self._ramps())
+        r_limit, d_limit = 1 + (self.r_max - 1) * r_ramp, self.d_max * d_ramp
         if self._updates_moments():
             self.r_limit.copy_(r_limit)
             self.d_limit.copy_(d_limit)
@@ -333,31 +283,24 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         if not seen or self.r_max == 1:
             return 0.0
         # The limits of a batch depend on the batches counted before it: 0, 1, ...
-        closed = math.floor(PUBLISHED_R_RAMP[0] * self._ramp_scale()) + 1
+        closed = math.floor(self._ramps()[0][0]) + 1
         return max(0, seen - closed) / seen
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
-        self._check(input)
-        tracked = not self.training or self.track_running_stats
-        by_batch = self._normalizes_with_batch()
-        output = batch_renorm(
+        tracked = not self.training or self.track_running_stats  # frozen moments also limit r and d
+        r_max, d_max = self._limits() if self._normalizes_with_batch() else (1.0, 0.0)
+        return self._normalize_with(
+            batch_renorm,
             input,
-            self.running_mean if tracked else None,
-            self.running_var if tracked else None,
-            self.weight,
-            self.bias,
-            by_batch,
-            self._weight_of_batch(),
-            self.eps,
-            *(self._limits() if by_batch else (self.r_limit, self.d_limit)),
+            running_mean=self.running_mean if tracked else None,
+            running_var=self.running_var if tracked else None,
+            r_max=r_max,
+            d_max=d_max,
             residual=residual,
             relu=relu,
             kernel=self.kernel,
-            caller=type(self).__name__,
         )
-        self._count(input)
-        return output
 
     def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var
@@ -367,7 +310,7 @@ class BatchRenormBase(ReplacementGuard, MomentNorm):
         return [f"r_max={self.r_max}", f"d_max={self.d_max}", *ramps]
 
 
-class BatchRenorm1d(BatchRenormBase, nn.BatchNorm1d):
+class BatchRenorm1d(BatchRenormBase):
     """Batch renormalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -378,7 +321,7 @@ class BatchRenorm1d(BatchRenormBase, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class BatchRenorm2d(BatchRenormBase, nn.BatchNorm2d):
+class BatchRenorm2d(BatchRenormBase):
     """Batch renormalization of (N, C, H, W) input.
 
     Example:
@@ -392,7 +335,7 @@ class BatchRenorm2d(BatchRenormBase, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class BatchRenorm3d(BatchRenormBase, nn.BatchNorm3d):
+class BatchRenorm3d(BatchRenormBase):
     """Batch renormalization of (N, C, D, H, W) input.
 
     Example:

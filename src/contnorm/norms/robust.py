@@ -1,31 +1,25 @@
-"""Robust batch normalization layers (RBN), from the test-time adaptation method RoTTA.
-
-RoTTA replaces the batch norms of a trained network by these layers. Passes in training mode, over its memory bank,
-normalize with a mixture of stored and batch moments and store it; predictions are made in evaluation mode with the
-stored moments. Both are what the layers here do, so nothing is stored in evaluation, and results do not depend on the
-order or the composition of test batches. The difference is the use: here a network is trained with them from the
-beginning, on the batches of the stream and of the replay memory.
-
-Robust batch normalization (RBN; Yuan et al., RoTTA, CVPR 2023).
+"""Robust batch normalization (RBN; Yuan et al., RoTTA, CVPR 2023).
 
 In training, an input is normalized with a mixture of the running moments and those of the batch, and the mixture
 becomes the new running moments. As in the authors' code, the variance is biased, and gradients flow through the moments
 of the batch with their weight in the mixture.
+
+RoTTA replaces the batch norms of a trained network by these layers, for passes over its memory bank at test time. Here
+a network is trained with them from the beginning, on the batches of the stream and of the replay memory. Nothing is
+stored in evaluation, so results do not depend on the order or the composition of test batches.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from contnorm.checks import check_batch, statistics_dtype
 from contnorm.kernels.pivot import channel_pivot, per_channel
 from contnorm.norms.base import (
-    BATCH_NORM_IN_EVALUATION,
     MomentNorm,
-    ReplacementGuard,
     apply_affine,
     channel_moments,
     check_arguments,
@@ -48,7 +42,6 @@ def robust_batch_norm(
     eps: float = 1e-5,
     *,
     update: bool = True,
-    caller: str = "robust_batch_norm",
 ) -> Tensor:
     r"""Robust batch normalization.
 
@@ -70,7 +63,6 @@ def robust_batch_norm(
             tensor stays on the device.
         eps: Value added to the variance.
         update: Whether to store the mixture.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> x, mean, var = torch.tensor([[6.0], [10.0]]), torch.zeros(1), torch.zeros(1)
@@ -80,44 +72,34 @@ def robust_batch_norm(
         >>> mean, var
         (tensor([2.]), tensor([1.]))
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     dtype = statistics_dtype(x)
     if not uses_batch_moments(training, running_mean):
         assert running_mean is not None and running_var is not None
         return _normalize(x, x.to(dtype), running_mean.to(dtype), running_var.to(dtype), weight, bias, eps)
-    check_batch(x, eps, caller)
+    check_batch(x, eps)
     pivot = channel_pivot(x)
     shifted = x.to(dtype) - per_channel(pivot, x.dim())
     mean, var = channel_moments(shifted)  # of the input minus the pivot
     if running_mean is not None and running_var is not None:
-        old_mean, old_var, share = _snapshot(running_mean, running_var, momentum, dtype)
+        # Copies, since a tensor momentum depends on the counter, and both change below.
+        share: Any = momentum
+        if isinstance(momentum, Tensor):
+            share = momentum.to(dtype).expand_as(running_mean)
+            old_mean, old_var, share = keep_values(running_mean.to(dtype), running_var.to(dtype), share)
+        else:
+            old_mean, old_var = keep_values(running_mean.to(dtype), running_var.to(dtype))
         if isinstance(momentum, Tensor) or momentum != 0:
             mean, var = torch.lerp(old_mean - pivot, mean, share), torch.lerp(old_var, var, share)
             if update:
-                _store(running_mean, running_var, mean + pivot, var)
+                with torch.no_grad():
+                    running_mean.copy_(mean + pivot)
+                    running_var.copy_(var)
         else:  # a weight of 0 leaves the batch out, even if it has NaNs
             mean, var = old_mean - pivot, old_var
     return _normalize(x, shifted, mean, var, weight, bias, eps)
-
-
-def _snapshot(
-    running_mean: Tensor, running_var: Tensor, momentum: float | Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, float | Tensor]:
-    """Return copies of the running moments, and of a momentum that is a tensor and depends on the counter."""
-    moments = running_mean.to(dtype), running_var.to(dtype)
-    if not isinstance(momentum, Tensor):
-        mean, var = keep_values(*moments)
-        return mean, var, momentum
-    mean, var, share = keep_values(*moments, momentum.to(dtype).expand_as(running_mean))
-    return mean, var, share
-
-
-def _store(running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor) -> None:
-    with torch.no_grad():
-        running_mean.copy_(mean)
-        running_var.copy_(var)
 
 
 def _normalize(
@@ -127,7 +109,7 @@ def _normalize(
     return apply_affine(normalized, weight, bias).to(x.dtype)
 
 
-class RobustBatchNormBase(ReplacementGuard, MomentNorm):
+class RobustBatchNormBase(MomentNorm):
     """Robust batch normalization.
 
     In training, an input is normalized with ``(1 - momentum) * running + momentum * batch`` moments, which then become
@@ -145,8 +127,6 @@ class RobustBatchNormBase(ReplacementGuard, MomentNorm):
         dtype: Dtype of parameters and buffers.
     """
 
-    fold_advice: ClassVar[str] = BATCH_NORM_IN_EVALUATION
-
     def __init__(
         self,
         num_features: int,
@@ -160,28 +140,21 @@ class RobustBatchNormBase(ReplacementGuard, MomentNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        self._check(input)
         mixes = self._normalizes_with_batch() and self.running_mean is not None
-        output = robust_batch_norm(
+        return self._normalize_with(
+            robust_batch_norm,
             input,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self._normalizes_with_batch(),
-            self._weight_of_moving_batch() if mixes else 0.0,
-            self.eps,
+            running_mean=self.running_mean,
+            running_var=self.running_var,
+            momentum=self._weight_of_moving_batch() if mixes else 0.0,
             update=self._updates_moments(),
-            caller=type(self).__name__,
         )
-        self._count(input)
-        return output
 
     def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var
 
 
-class RobustBatchNorm1d(RobustBatchNormBase, nn.BatchNorm1d):
+class RobustBatchNorm1d(RobustBatchNormBase):
     """Robust batch normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -192,7 +165,7 @@ class RobustBatchNorm1d(RobustBatchNormBase, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class RobustBatchNorm2d(RobustBatchNormBase, nn.BatchNorm2d):
+class RobustBatchNorm2d(RobustBatchNormBase):
     """Robust batch normalization of (N, C, H, W) input.
 
     Example:
@@ -205,7 +178,7 @@ class RobustBatchNorm2d(RobustBatchNormBase, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class RobustBatchNorm3d(RobustBatchNormBase, nn.BatchNorm3d):
+class RobustBatchNorm3d(RobustBatchNormBase):
     """Robust batch normalization of (N, C, D, H, W) input.
 
     Example:

@@ -1,13 +1,9 @@
-"""Switchable normalization layers.
+"""Switchable normalization (Luo et al., 2019): a learned mixture of instance, layer and batch moments.
 
-As in the authors' code, there are two separate weight vectors whose logits start at 1, ``momentum=0.1`` is the weight
-of a new batch, and the running moments, including the variance, start at zero.
-
-Switchable normalization (Luo et al., 2019): a learned mixture of instance, layer and batch moments.
-
-As in the authors' code, there are two separate weight vectors, one for the means and one for the variances. The
-instance variance is unbiased, and the layer and batch variances are computed from it. If the input has one position,
-as (N, C) input does, an instance has no variance, and only layer and batch moments are mixed.
+As in the authors' code, there are two separate weight vectors, one for the means and one for the variances, whose
+logits start at 1, ``momentum=0.1`` is the weight of a new batch, and the running moments, including the variance, start
+at zero. The instance variance is unbiased, and the layer and batch variances are computed from it. If the input has one
+position, as (N, C) input does, an instance has no variance, and only layer and batch moments are mixed.
 
 On CUDA, Triton kernels compute it (`contnorm.kernels.triton.switch_norm`). The code here is the definition, and is used
 on all other devices.
@@ -27,7 +23,6 @@ from contnorm.kernels.triton import switch_norm as kernels
 from contnorm.kernels.triton.row_moments import use_kernels
 from contnorm.norms.base import (
     MomentNorm,
-    ReplacementGuard,
     check_arguments,
     empty_like_input,
     update_moments,
@@ -53,7 +48,6 @@ def switch_norm(
     residual: Tensor | None = None,
     relu: bool = False,
     kernel: Kernel | None = None,
-    caller: str = "switch_norm",
 ) -> Tensor:
     r"""Switchable normalization.
 
@@ -72,11 +66,9 @@ def switch_norm(
         training: Whether the batch branch uses the moments of the batch. Without running moments, it always does.
         momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
         eps: Value added to the mixed variance.
-        residual: Tensor added to the result, with the input's shape, dtype and device; under autocast it is cast to the
-            input's dtype.
+        residual: Tensor added to the result, with the input's shape. It is cast to the input's dtype.
         relu: Whether to apply ReLU to the result, after the residual. The Triton kernels do both in the same pass.
         kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> x, only_batch = torch.tensor([[0.0, 5.0], [2.0, 9.0]]), torch.tensor([0.0, -99.0, 99.0])
@@ -84,28 +76,19 @@ def switch_norm(
         tensor([[-1., -1.],
                 [ 1.,  1.]])
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
-    kernel = resolve_kernel(kernel, caller)
-    _check_logits(mean_weight, var_weight, caller)
-    residual = check_residual(residual, x, caller)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
+    kernel = resolve_kernel(kernel)
+    residual = check_residual(residual, x)
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias, mean_weight, var_weight), residual, relu)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
-        check_batch(x, eps, caller)
+        check_batch(x, eps)
     moments, affine, logits = (running_mean, running_var), (weight, bias), (mean_weight, var_weight)
-    if not has_one_position(x) and use_kernels(x, affine, moments, (momentum,), kernel, caller, logits, residual):
+    if not has_one_position(x) and use_kernels(x, affine, moments, (momentum,), kernel, logits, residual):
         return kernels.switch_norm(_recompute, x, *moments, (*affine, *logits), by_batch, momentum, eps, residual, relu)
     y = _in_torch(x, *moments, *affine, *logits, by_batch, momentum, eps)
     return add_residual_and_relu(y, residual, relu)
-
-
-def _check_logits(mean_weight: Tensor, var_weight: Tensor, caller: str) -> None:
-    for name, logits in (("mean_weight", mean_weight), ("var_weight", var_weight)):
-        if logits.shape != (3,):
-            raise ValueError(
-                f"{caller}: {name} has shape {tuple(logits.shape)}. Give three logits: instance, layer, batch."
-            )
 
 
 def _recompute(
@@ -175,7 +158,7 @@ def _mixed(logits: Tensor, instance: Tensor, layer: Tensor, batch: Tensor, singl
     return mixed if single else mixed + share[0] * instance
 
 
-class _SwitchNorm(ReplacementGuard, MomentNorm):
+class _SwitchNorm(MomentNorm):
     """Switchable normalization.
 
     ``mean_weight`` and ``var_weight`` hold the logits of instance, layer and batch moments, in that order. Their
@@ -185,6 +168,7 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
 
     has_triton_kernels: ClassVar[bool] = True
     own_tensors: ClassVar[tuple[str, ...]] = ("mean_weight", "var_weight")
+    initial_var: ClassVar[float] = 0.0
 
     def __init__(
         self,
@@ -199,14 +183,9 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
         kernel: Kernel | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        self.kernel = resolve_kernel(kernel, type(self).__name__)
+        self.kernel = resolve_kernel(kernel)
         self.mean_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
         self.var_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
-
-    def reset_running_stats(self) -> None:
-        super().reset_running_stats()
-        if self.running_var is not None:
-            self.running_var.zero_()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -216,24 +195,15 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
-        self._check(input)
-        output = switch_norm(
+        return self._normalize_with(
+            switch_norm,
             input,
-            *self._moments(),
-            self.weight,
-            self.bias,
-            self.mean_weight,
-            self.var_weight,
-            self._normalizes_with_batch(),
-            self._weight_of_batch(),
-            self.eps,
+            mean_weight=self.mean_weight,
+            var_weight=self.var_weight,
             residual=residual,
             relu=relu,
             kernel=self.kernel,
-            caller=type(self).__name__,
         )
-        self._count(input)
-        return output
 
     def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return batch_moments(x)
@@ -242,7 +212,7 @@ class _SwitchNorm(ReplacementGuard, MomentNorm):
         return var
 
 
-class SwitchNorm1d(_SwitchNorm, nn.BatchNorm1d):
+class SwitchNorm1d(_SwitchNorm):
     """Switchable normalization of (N, C) or (N, C, L) input; for (N, C) it mixes only layer and batch moments.
 
     Example:
@@ -253,7 +223,7 @@ class SwitchNorm1d(_SwitchNorm, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class SwitchNorm2d(_SwitchNorm, nn.BatchNorm2d):
+class SwitchNorm2d(_SwitchNorm):
     """Switchable normalization of (N, C, H, W) input.
 
     Example:
@@ -264,7 +234,7 @@ class SwitchNorm2d(_SwitchNorm, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class SwitchNorm3d(_SwitchNorm, nn.BatchNorm3d):
+class SwitchNorm3d(_SwitchNorm):
     """Switchable normalization of (N, C, D, H, W) input.
 
     Example:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_group_size, check_residual, resolve_groups, statistics_dtype
+from contnorm.checks import check_batch, check_group_size, check_input, check_residual, resolve_groups, statistics_dtype
 from contnorm.kernels import Kernel, Order
 from contnorm.kernels.pivot import channel_pivot, per_channel, subtract_slab_pivot
 from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout
@@ -88,11 +88,12 @@ class SyncContinualNorm(ContinualNormBase):
         )
         if single_process or not self._normalizes_with_batch():
             return super().forward(input, residual, relu)
-        x, name = input, type(self).__name__
+        x = input
         self._check(x)
-        residual = check_residual(residual, x, name)
-        groups = resolve_groups(self.num_groups, self.num_features, x.dim(), name)
-        check_group_size(x, groups, name)
+        check_input(x)
+        residual = check_residual(residual, x)
+        groups = resolve_groups(self.num_groups, self.num_features, x.dim())
+        check_group_size(x, groups)
         dtype = statistics_dtype(x)
         weight, bias = (None if p is None else p.to(dtype) for p in (self.weight, self.bias))
         first = (weight, bias) if self.tied else (None, None)
@@ -124,9 +125,12 @@ class SyncContinualNorm(ContinualNormBase):
             if values == 0:
                 return
             if values == 1:
-                check_batch(x.new_empty(1, x.shape[1]), self.eps, type(self).__name__)
-        update_moments(*self._moments(), mean, var * total / (total - 1).clamp_min(1), self._weight_of_batch())
-        self._count_one()
+                check_batch(x.new_empty(1, x.shape[1]), self.eps)
+        if self._updates_moments():
+            share = self._weight_of_moving_batch()
+            update_moments(self.running_mean, self.running_var, mean, var * total / (total - 1).clamp_min(1), share)
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
 
 
 def _local_row(shifted: Tensor, pivot: Tensor) -> Tensor:

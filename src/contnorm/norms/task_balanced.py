@@ -1,24 +1,19 @@
 """TBBN: task-balanced batch normalization (Cha et al., CVPR 2023).
 
 A training batch with S stream samples and M memory samples is normalized in r parts, each with S/r of the stream
-samples and all memory samples, so that the memory has a larger share of the moments. The outputs of a memory sample in
-the r parts are averaged; see `contnorm.norms.task_balanced`. r is the largest common divisor of S and M up to
-(S / M) times the number of past tasks. In the first task, in batches without memory samples, and wherever r is 1, this
-is batch norm. In evaluation it is batch norm, too.
-
-Written from the formulas and compared with the code that the authors released; docs/concepts/rivals.md says where the
-two differ.
-
-Task-balanced batch normalization, TBBN (Cha et al., CVPR 2023).
-
-The S stream samples of a batch are dealt into r parts: sample i belongs to part i mod r. All M memory samples belong to
-every part. With the mean μ_j and biased variance σ_j² of part j over its S/r + M samples,
+samples and all memory samples, so that the memory has a larger share of the moments: stream sample i belongs to part
+i mod r, all memory samples to every part. With the mean μ_j and biased variance σ_j² of part j over its samples,
 
     a stream sample of part j:  y = γ (x - μ_j) / √(σ_j² + eps) + β
     a memory sample:            y = γ · mean over j of (x - μ_j) / √(σ_j² + eps) + β
 
 The running moments follow the means over the parts of μ_j and of the unbiased variances. The paper's code repeats the
-memory samples r times; here, both lines are computed without copies of them.
+memory samples r times; here, both lines are computed without copies of them. r is the largest common divisor of S and M
+up to (S / M) times the number of past tasks. In the first task, in batches without memory samples, and wherever r is 1,
+this is batch norm. In evaluation it is batch norm, too.
+
+Written from the formulas and compared with the code that the authors released; docs/concepts/rivals.md says where the
+two differ.
 """
 
 from __future__ import annotations
@@ -34,14 +29,13 @@ from contnorm.checks import check_batch, statistics_dtype
 from contnorm.kernels.pivot import per_channel
 from contnorm.norms.base import (
     MomentNorm,
-    ReplacementGuard,
     check_arguments,
     unbiased,
     update_moments,
     uses_batch_moments,
 )
 from contnorm.norms.batch import batch_norm
-from contnorm.tags import BatchTags, current_tags
+from contnorm.tags import current_tags
 
 __all__ = [
     "TaskBalancedNorm1d",
@@ -84,7 +78,6 @@ def task_balanced_batch_norm(
     *,
     stream_size: int | None = None,
     parts: int = 1,
-    caller: str = "task_balanced_batch_norm",
 ) -> Tensor:
     """Task-balanced batch normalization of a batch with the stream samples first and the memory samples after them.
 
@@ -99,7 +92,6 @@ def task_balanced_batch_norm(
         eps: Value added to the variance.
         stream_size: Number of stream samples; None for all, which is batch norm.
         parts: Number of parts r, a divisor of ``stream_size``; see `feasible_parts`. With 1, it is batch norm.
-        caller: The function or layer that error messages name.
 
     Example:
         >>> x = torch.tensor([[0.0], [4.0], [2.0]])  # parts {0, 2} and {4, 2}
@@ -109,13 +101,13 @@ def task_balanced_batch_norm(
                 [ 0.]])
     """
     if parts == 1 or stream_size is None or x.numel() == 0 or not uses_batch_moments(training, running_mean):
-        return batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps, caller=caller)
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps, caller)
-    check_batch(x, eps, caller)
+        return batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
+    check_batch(x, eps)
     if not 0 < stream_size < x.shape[0] or parts < 1 or stream_size % parts:
         raise ValueError(
-            f"{caller}: stream_size={stream_size} and parts={parts} do not fit {x.shape[0]} samples. There must be "
-            f"memory samples too, and the stream samples must be a multiple of parts."
+            f"stream_size={stream_size} and parts={parts} do not fit {x.shape[0]} samples. There must be memory "
+            f"samples too, and the stream samples must be a multiple of parts."
         )
     y, mean, var = _balanced_step(x, weight, bias, eps, stream_size, parts)
     update_moments(running_mean, running_var, mean, var, momentum)
@@ -163,7 +155,7 @@ def _balanced_step(
 _past_tasks: WeakKeyDictionary[nn.Module, tuple[Tensor, int, int]] = WeakKeyDictionary()
 
 
-class TaskBalancedNormBase(ReplacementGuard, MomentNorm):
+class TaskBalancedNormBase(MomentNorm):
     """TBBN: batch norm of parts of the stream samples, each together with all memory samples.
 
     It reads which samples are replayed from `contnorm.current_tags`; without tags it is batch norm. It has no settings
@@ -217,36 +209,19 @@ class TaskBalancedNormBase(ReplacementGuard, MomentNorm):
         return feasible_parts(stream, memory, known[2])
 
     def forward(self, input: Tensor) -> Tensor:
-        self._check(input)
         tags = current_tags(len(input)) if self.training and not self.use_running else None
         stream_size, parts, order = None, 1, None
         if tags is not None:
-            stream_size = _stream_size(tags)
+            stream_size = int((~tags.replayed).sum()) if tags.stream_size is None else tags.stream_size
             parts = self.parts(stream_size, len(input) - stream_size)
             if tags.stream_size is None and parts > 1:
                 order = torch.sort(tags.replayed.to(torch.uint8), stable=True).indices  # stream samples first
-        output = task_balanced_batch_norm(
-            input if order is None else input[order],
-            *self._moments(),
-            self.weight,
-            self.bias,
-            self._normalizes_with_batch(),
-            self._weight_of_batch(),
-            self.eps,
-            stream_size=stream_size,
-            parts=parts,
-            caller=type(self).__name__,
-        )
-        self._count(input)
+        x = input if order is None else input[order]
+        output = self._normalize_with(task_balanced_batch_norm, x, stream_size=stream_size, parts=parts)
         return output if order is None else output[order.argsort()]
 
 
-def _stream_size(tags: BatchTags) -> int:
-    """Return the number of stream samples; if the caller did not count them, they are counted on the device."""
-    return int((~tags.replayed).sum()) if tags.stream_size is None else tags.stream_size
-
-
-class TaskBalancedNorm1d(TaskBalancedNormBase, nn.BatchNorm1d):
+class TaskBalancedNorm1d(TaskBalancedNormBase):
     """TBBN of (N, C) or (N, C, L) input.
 
     Example:
@@ -263,7 +238,7 @@ class TaskBalancedNorm1d(TaskBalancedNormBase, nn.BatchNorm1d):
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-class TaskBalancedNorm2d(TaskBalancedNormBase, nn.BatchNorm2d):
+class TaskBalancedNorm2d(TaskBalancedNormBase):
     """TBBN of (N, C, H, W) input.
 
     Example:
@@ -274,7 +249,7 @@ class TaskBalancedNorm2d(TaskBalancedNormBase, nn.BatchNorm2d):
     ranks: ClassVar[tuple[int, ...]] = (4,)
 
 
-class TaskBalancedNorm3d(TaskBalancedNormBase, nn.BatchNorm3d):
+class TaskBalancedNorm3d(TaskBalancedNormBase):
     """TBBN of (N, C, D, H, W) input.
 
     Example:

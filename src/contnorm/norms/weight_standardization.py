@@ -30,6 +30,7 @@ __all__ = [
     "check_standardizable",
     "is_standardized",
     "standardize",
+    "standardize_convolutions",
     "standardized_weight",
     "unstandardize",
 ]
@@ -117,42 +118,56 @@ def standardize(convolution: nn.Module, eps: float = 1e-6) -> nn.Module:
     """
     check_standardizable(convolution)
     convolution.__class__ = _STANDARDIZED.get(type(convolution), type(convolution))
-    vars(convolution)["weight_eps"] = check_eps(eps, "weight standardization")
+    vars(convolution)["weight_eps"] = check_eps(eps)
     return convolution
+
+
+def standardize_convolutions(model: nn.Module, eps: float = 1e-6) -> nn.Module:
+    """Standardize the weights of all convolutions of a network, in place.
+
+    Raises:
+        ValueError: If one of them can't be standardized; then none is.
+
+    Example:
+        >>> model = standardize_convolutions(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)))
+        >>> [is_standardized(convolution) for convolution in model]
+        [True, True]
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    for convolution in convolutions:
+        check_standardizable(convolution)
+    for convolution in convolutions:
+        standardize(convolution, eps)
+    return model
 
 
 def check_standardizable(convolution: nn.Module) -> None:
     """Raise a ``ValueError`` if the weights of a module can't be standardized."""
     kind = type(convolution)
     if kind not in _STANDARDIZED and kind not in _PLAIN:
-        raise ValueError(
-            f"a {kind.__name__} can't be standardized, only Conv1d, Conv2d and Conv3d of torch. Exclude it with skip=."
-        )
+        raise ValueError(f"a {kind.__name__} can't be standardized, only Conv1d, Conv2d and Conv3d of torch.")
     weight = convolution._parameters.get("weight")
     if weight is None or weight[0].numel() < 2:
         raise ValueError(f"the filters of a {kind.__name__} have one weight, which always standardizes to zero.")
 
 
 def unstandardize(convolution: nn.Module) -> nn.Module:
-    """Use the weights of a convolution as they are, in place.
+    """Use the weights of a convolution as they are, in place; any other module is returned as it is.
 
     Example:
         >>> unstandardize(standardize(nn.Conv2d(3, 8, 3)))
         Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
     """
-    convolution.__class__ = _PLAIN.get(type(convolution), type(convolution))
-    vars(convolution).pop("weight_eps", None)
+    if is_standardized(convolution):
+        convolution.__class__ = _PLAIN[type(convolution)]
+        del convolution.weight_eps
     return convolution
 
 
 class WSGroupNorm(GroupNormBase):
-    """Group normalization after convolutions with standardized weights. The layer itself is a group norm.
-
-    ``standardized`` are the convolutions of a converted model that were standardized for it.
-    """
+    """Group normalization after convolutions with standardized weights. The layer itself is a group norm."""
 
     own_options: ClassVar[tuple[str, ...]] = ("weight_eps",)
-    standardized: tuple[nn.Module, ...] = ()
 
     def __init__(
         self,
@@ -166,7 +181,7 @@ class WSGroupNorm(GroupNormBase):
         weight_eps: float = 1e-6,
     ) -> None:
         super().__init__(num_features, eps, affine, device, dtype, num_groups=num_groups)
-        self.weight_eps = check_eps(weight_eps, f"{type(self).__name__}: weight_eps")
+        self.weight_eps = check_eps(weight_eps)
 
 
 class WSGroupNorm1d(WSGroupNorm):

@@ -12,8 +12,8 @@ from rich.console import Console
 from contnorm.bench.api.execution import RunInterrupted, run_missing
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, merge_settings
-from contnorm.bench.data.multilabel_store import find_stored
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
+from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import find_stream

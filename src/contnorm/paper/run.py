@@ -339,7 +339,7 @@ def _recorded_stages(table: _Table) -> tuple[list[TableVariant], list[str]]:
     plan = _staged_plan(table.recipe, table.options)
     if table.options.modified or not plan.cells:
         return [], []
-    staged = _staged_runs(table, plan, limited=False)
+    staged = _staged_runs(table, plan)
     records = staged.records
     if len(records.seeds) < LOOKS[0]:
         return [], []
@@ -360,7 +360,7 @@ def _run_stages(table: _Table, console: Console | None) -> TableResult:
             f"--until-decided: no claim of {plan.recipe.name} compares the selected cells with each other. Select both "
             f"sides of a claim, such as --only norm=cn --only norm=bn, or leave --only out."
         )
-    staged = _staged_runs(table, plan, limited=True)
+    staged = _staged_runs(table, plan)
     max_seeds = table.options.max_seeds
     every = RecipeRecords(table.store, range(FIRST_SEED + max_seeds))
     configs = {cell: staged.configs[cell] for cell in plan.cells}
@@ -379,10 +379,9 @@ def _staged_variant(plan: _Plan, staged: StagedRuns, records: RecipeRecords) -> 
     return TableVariant(plan.title, plan.recipe, cells, staged.rule, others)
 
 
-def _staged_runs(table: _Table, plan: _Plan, *, limited: bool) -> StagedRuns:
-    """The runs of a plan with fresh seeds; not ``limited`` for all that are recorded."""
-    options = table.options
-    rule = StagedRule.of(plan.recipe, options.margin, options.max_seeds if limited else None)
+def _staged_runs(table: _Table, plan: _Plan) -> StagedRuns:
+    """The runs of a plan with fresh seeds."""
+    rule = StagedRule.of(plan.recipe, table.options.margin, table.options.max_seeds)
     configs = table.configs([*plan.cells, *plan.others])
     exploratory, fresh = (RecipeRecords(table.store, seeds) for seeds in (range(FIRST_SEED), EVERY_FRESH_SEED))
     runs = list(configs.values())

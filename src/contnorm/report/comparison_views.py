@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from contnorm.bench.comparison import Comparison, paired_verdict
 from contnorm.bench.config.sources import format_settings
 from contnorm.bench.records import spread_over_seeds
+from contnorm.bench.sequential import Verdict, score_title
 from contnorm.paper.format import spread
 from contnorm.paper.record_remarks import data_part, data_remarks
-from contnorm.paper.scores import score_title
 from contnorm.report import record_figures
 from contnorm.report.norm_comparison import (
     MOST_FOR_ALL_PAIRS,
@@ -29,15 +28,16 @@ from contnorm.report.text_tables import TextDocument, TextTable, csv_text
 
 __all__ = ["comparison_csv", "comparison_notes", "comparison_sheet", "comparison_view", "headline"]
 
-DIFFERENCE_HEADS = ("difference", "points", "95 % interval", "seeds", "verdict")
+DIFFERENCE_HEADS = ("difference", "points", "interval", "seeds", "verdict")
 HOW_COMPARED = (
     "Runs are compared if stream, strategy, memory, network and number of epochs are the same. Of the other settings, "
     "each norm has its best: that with the highest mean of the first score over seeds. A setting with a diverged seed, "
     "or with fewer than half of the seeds of another one of its norm, is chosen only if there is no other."
 )
 HOW_PAIRED = (
-    "Differences are paired over the seeds that both have, with Student's 95 % interval of their mean, not corrected "
-    "for the number of comparisons. A difference is resolved if its interval does not contain zero."
+    "Differences are paired over the seeds that both have. The comparisons of a table are decided together, by the "
+    "seeds from 100 on, with looks at 16, 24, 32, ... and 128 seeds; their intervals allow for both. With fewer seeds "
+    "there is no verdict, and the interval is an ordinary 95 % interval."
 )
 EXACT_MOMENTS = "An asterisk marks evaluation with exact moments instead of running ones."
 
@@ -88,8 +88,8 @@ def _short_headline(experiment: Experiment) -> str:
     """The same in one line, for a list of experiments."""
     parts = [_highest_score(experiment)]
     for one in experiment.differences[:1]:
-        mean = "" if one.comparison is None else f" {one.comparison.mean:+.2f} points,"
-        parts.append(f"minus {one.b.norm}:{mean} {_verdict(one)}")
+        mean = "" if one.verdict is None else f" {one.verdict.mean:+.2f} points,"
+        parts.append(f"minus {one.b.norm}:{mean} {_outcome(one)}")
     return "; ".join(parts) + "."
 
 
@@ -105,25 +105,21 @@ def _highest_score(experiment: Experiment) -> str:
 
 
 def _sentence(experiment: Experiment, difference: Difference) -> str:
-    names, comparison = (difference.a.norm, difference.b.norm), difference.comparison
-    if comparison is None:
-        return f"{names[0]} and {names[1]} have no seed in common, so they are not compared."
-    return paired_verdict(experiment.score_names[0], names, comparison.differences)
+    if difference.verdict is None:
+        return f"{difference.a.norm} and {difference.b.norm} have no seed in common, so they are not compared."
+    return difference.verdict.sentence
 
 
-def _verdict(difference: Difference) -> str:
+def _outcome(difference: Difference) -> str:
     """Outcome of a paired difference in a few words."""
-    comparison = difference.comparison
-    if comparison is None:
+    verdict = difference.verdict
+    if verdict is None:
         return "no shared seeds"
-    if comparison.identical:
-        return "identical scores"
-    if comparison.interval is None:
-        return "one seed: no interval" if len(comparison.seeds) == 1 else "undecided: equal differences"
-    if comparison.resolved:
-        return f"{difference.a.norm} is {'higher' if comparison.mean > 0 else 'lower'}"
-    needed = comparison.seeds_needed
-    return f"undecided; about {needed:,} seeds needed" if needed is not None else "undecided"
+    return (
+        verdict.outcome
+        if verdict.outcome in ("equivalent", "undecided")
+        else f"{difference.a.norm} is {verdict.outcome}"
+    )
 
 
 def _best_table(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
@@ -146,11 +142,12 @@ def _best_row(experiment: Experiment, best: BestSetting, others: bool) -> list[s
 
 
 def _difference_row(experiment: Experiment, difference: Difference) -> list[str]:
-    comparison, name = difference.comparison, _difference_name(experiment, difference)
-    if comparison is None:
-        return [name, "-", "-", "0", _verdict(difference)]
-    interval = "-" if comparison.interval is None or comparison.identical else str(comparison.interval)
-    return [name, f"{comparison.mean:+.2f}", interval, str(len(comparison.seeds)), _verdict(difference)]
+    verdict, name = difference.verdict, _difference_name(experiment, difference)
+    if verdict is None:
+        return [name, "-", "-", "0", _outcome(difference)]
+    interval = verdict.interval or verdict.uncorrected
+    seeds = verdict.seeds or len(verdict.differences)
+    return [name, f"{verdict.mean:+.2f}", str(interval or "-"), str(seeds), _outcome(difference)]
 
 
 def _difference_name(experiment: Experiment, difference: Difference) -> str:
@@ -302,14 +299,13 @@ def _cells(rows: Sequence[Sequence[str]]) -> RowGroup:
 
 def _difference_cells(experiment: Experiment, difference: Difference) -> list[TableCell]:
     *cells, verdict = _difference_row(experiment, difference)
-    return [*map(TableCell, cells), TableCell("", verdict=verdict, color=_color(difference.comparison))]
+    return [*map(TableCell, cells), TableCell("", verdict=verdict, color=_color(difference.verdict))]
 
 
-def _color(comparison: Comparison | None) -> str:
+def _color(verdict: Verdict | None) -> str:
     """CSS class of a verdict."""
-    if comparison is None or not comparison.resolved or comparison.identical:
-        return "undecided"
-    return "above" if comparison.mean > 0 else "below"
+    word = "" if verdict is None else verdict.outcome.partition(",")[0]
+    return {"higher": "above", "lower": "below"}.get(word, "undecided")
 
 
 def _figures(experiment: Experiment) -> Iterator[str]:
@@ -326,9 +322,9 @@ def _figures(experiment: Experiment) -> Iterator[str]:
     if len(experiment.rates) > 1:
         yield record_figures.score_by_rate(_points(experiment), experiment.title, _score_title(experiment))
     pairs = {
-        _difference_name(experiment, one): one.comparison.differences
+        _difference_name(experiment, one): list(one.verdict.differences.values())
         for one in experiment.differences
-        if one.comparison is not None
+        if one.verdict is not None
     }
     if pairs:
         title = f"{experiment.title}: paired differences at the best settings"
@@ -352,7 +348,7 @@ def comparison_csv(experiments: Sequence[Experiment]) -> str:
     """CSV with one line per norm and experiment: its best setting, and the first norm minus it; not rounded."""
     heads = [
         "experiment", "norm", "settings", "score", "seeds", "mean", "std", "tried", "chosen_on",
-        "minus_from", "difference", "low", "high", "pairs", "resolved",
+        "minus_from", "difference", "low", "high", "pairs", "decided",
     ]  # fmt: skip
     rows = [row for experiment in experiments for row in _csv_rows(experiment)]
     return csv_text(heads, rows)
@@ -377,8 +373,8 @@ def _csv_rows(experiment: Experiment) -> Iterator[list[object]]:
 
 
 def _csv_difference(difference: Difference | None) -> list[object]:
-    if difference is None or difference.comparison is None:
+    if difference is None or difference.verdict is None:
         return [None] * 6
-    comparison = difference.comparison
-    interval = comparison.interval or (None, None)
-    return [difference.a.norm, comparison.mean, *interval, len(comparison.seeds), comparison.resolved]
+    verdict = difference.verdict
+    interval = verdict.interval or (None, None)
+    return [difference.a.norm, verdict.mean, *interval, verdict.pairs, verdict.is_decided]

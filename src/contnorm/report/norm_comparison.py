@@ -7,7 +7,6 @@ best one. Results are unformatted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -15,14 +14,14 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from contnorm.bench.comparison import Comparison, seeds_to_resolve
+from contnorm.bench.comparison import compare_scores
 from contnorm.bench.config.defaults import changed, run_names
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import format_value
-from contnorm.bench.metrics.accuracy_matrix import acc_so_far, score
+from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, acc_so_far, score
 from contnorm.bench.metrics.multilabel import label_score, mean_ap
 from contnorm.bench.records import DivergedRun, Record
-from contnorm.bench.stats import effect_size, t_interval
+from contnorm.bench.sequential import Verdict, decide_family
 from contnorm.paper.cells import moments_label
 
 __all__ = [
@@ -35,7 +34,7 @@ __all__ = [
     "short_key",
 ]
 
-SCORES, LABEL_SCORES = ("acc", "fm", "la"), ("map", "c_f1", "o_f1")  # the first one selects the best setting
+SCORES, LABEL_SCORES = MAIN_SCORES, ("map", "c_f1", "o_f1")  # the first one selects the best setting
 EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.updates", "train.max_steps")
 EXPERIMENT_GROUPS = ("stream.", "memory.", "model.")
 EVALUATION_GROUP = "evaluate."  # has no influence on the training; the moments are part of a norm's label
@@ -106,7 +105,7 @@ class Difference:
 
     a: NormRuns
     b: NormRuns
-    comparison: Comparison | None
+    verdict: Verdict | None
 
 
 @dataclass(frozen=True)
@@ -160,10 +159,13 @@ class Experiment:
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """Differences between norms: all pairs of few norms, otherwise the first norm minus each other one."""
+        """Differences between norms, decided as one family: all pairs of few norms, otherwise the first minus each."""
         settings, name = self.chosen, self.score_names[0]
-        pairs = combinations(settings, 2) if len(settings) <= MOST_FOR_ALL_PAIRS else _with_first(settings)
-        return [Difference(a, b, _compare(a, b, name)) for a, b in pairs]
+        few = len(settings) <= MOST_FOR_ALL_PAIRS
+        pairs = list(combinations(settings, 2) if few else ((settings[0], other) for other in settings[1:]))
+        alone = {number: _compare(a, b, name) for number, (a, b) in enumerate(pairs)}
+        family = decide_family({number: one for number, one in alone.items() if one is not None})
+        return [Difference(a, b, family.get(number)) for number, (a, b) in enumerate(pairs)]
 
     @property
     def rates(self) -> list[float]:
@@ -385,31 +387,12 @@ def has_exact_moments(norm: str) -> bool:
     return norm.endswith("*")
 
 
-def _with_first(settings: Sequence[NormRuns]) -> Iterator[tuple[NormRuns, NormRuns]]:
-    return ((settings[0], other) for other in settings[1:])
-
-
-def _compare(a: NormRuns, b: NormRuns, name: str) -> Comparison | None:
-    """Comparison on shared seeds; without the bootstrap, which takes longer than all the rest."""
+def _compare(a: NormRuns, b: NormRuns, name: str) -> Verdict | None:
+    """Comparison on shared seeds; None if there are none."""
     first, second = a.seed_scores(name), b.seed_scores(name)
-    seeds = tuple(seed for seed in first if seed in second)
-    if not seeds:
+    if not first.keys() & second.keys():
         return None
-    differences = tuple(first[seed] - second[seed] for seed in seeds)
-    effect = effect_size(differences)
-    interval = None if math.isnan(effect) else t_interval(differences)  # equal differences have no estimate of variance
-    return Comparison(
-        name,
-        seeds,
-        differences,
-        fmean(differences),
-        interval,
-        None,
-        effect,
-        seeds_to_resolve(differences),
-        only_a=tuple(seed for seed in first if seed not in second),
-        only_b=tuple(seed for seed in second if seed not in first),
-    )
+    return compare_scores(first, second, name, (a.norm, b.norm), diverged=a.diverged | b.diverged)
 
 
 def _varying(values: Sequence[Mapping[str, Any]]) -> list[str]:

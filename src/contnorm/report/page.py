@@ -77,7 +77,7 @@ class ClaimRow:
     section: str  # name of the section with the details
     where: str
     cases: str
-    numbers: Sequence[str]  # case, difference, interval, effect, pairs
+    numbers: Sequence[str]  # case, difference, interval, seeds
     measured: bool = True  # whether any of its cases was run
     evidence: str = ""  # kind of evidence and number of seeds
     ours: bool = False  # whether it is a question of our own

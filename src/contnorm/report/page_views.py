@@ -56,7 +56,7 @@ def claim_rows(section: Section) -> list[ClaimRow]:
 
 def _claim_row(section: Section, variant: Variant, decided: ClaimResult) -> ClaimRow:
     case = least_favourable(decided)
-    difference, interval, _, effect = case_numbers(case)
+    difference, interval = case_numbers(case)
     counts = Counter(one.outcome for one in decided.cases)
     of = f"{counts['holds']} of {len(decided.cases)} cases hold" if len(decided.cases) > 1 else "1 case"
     of += "" if decided.measured else ", not run"
@@ -69,7 +69,7 @@ def _claim_row(section: Section, variant: Variant, decided: ClaimResult) -> Clai
         section=section.recipe.name,
         where=section.title.partition(":")[0],
         cases=of,
-        numbers=(case.what, difference, interval, effect, _pairs(case)),
+        numbers=(case.what, difference, interval, _pairs(case)),
         measured=decided.measured,
         evidence=decided.evidence_text,
         ours=section.recipe.ours,

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from contnorm.bench.records import spread_over_seeds
+from contnorm.paper.cells import cells_of
 from contnorm.paper.claims import ClaimCase, ClaimResult
+from contnorm.paper.comparisons import comparisons_of, published_values
 from contnorm.paper.format import (
     case_numbers,
     case_outcome_text,
@@ -20,7 +22,7 @@ from contnorm.paper.format import (
     spread,
     verdict_text,
 )
-from contnorm.paper.recipe import DIMENSIONS
+from contnorm.paper.recipe import DIMENSIONS, Recipe
 from contnorm.paper.scores import score_title
 from contnorm.paper.selection import RateResult, Selection
 from contnorm.paper.tables import Line
@@ -42,8 +44,7 @@ __all__ = [
 ]
 
 LINE_HEADS = ("norm", "score", "seeds", "ours", "paper", "difference", "95 % interval", "verdict")
-CASE_HEADS = ("case", "difference", "95 % interval (t)", "bootstrap", "effect", "pairs", "outcome")
-STAGED_HEADS = ("case", "difference", "staged interval", "effect", "seeds", "outcome")
+CASE_HEADS = ("case", "difference", "interval", "seeds", "outcome")
 GRID_NOTE = (
     "Mean ACC on the validation tasks, which the table leaves out, over seeds; the chosen one in brackets: the "
     "highest, and of several the smallest learning rate. One that lost a seed, because its loss was no longer finite, "
@@ -125,44 +126,46 @@ def _claim(decided: ClaimResult, of: str, whole: bool) -> TextTable:
 
 def case_heads(decided: ClaimResult) -> tuple[str, ...]:
     """Headings of the cases of a claim."""
-    return STAGED_HEADS if decided.evidence == "staged" else CASE_HEADS
+    return CASE_HEADS
 
 
 def case_texts(decided: ClaimResult, case: ClaimCase) -> list[str]:
     """Texts of a case of a claim, one for each heading; the last one is the outcome."""
-    difference, interval, bootstrap, effect = case_numbers(case)
-    seeds = str(case.seeds) if case.seeds else "none"
-    if decided.evidence == "staged":
-        return [case.what, difference, interval, effect, seeds, case_outcome_text(case)]
-    return [case.what, difference, interval, bootstrap, effect, seeds, case_outcome_text(case)]
+    difference, interval = case_numbers(case)
+    return [case.what, difference, interval, str(case.seeds) if case.seeds else "none", case_outcome_text(case)]
 
 
 def claims_sheet(sections: Sequence[Section], unrun: Sequence[UnrunRecipe], linked: bool = False) -> TextDocument:
     """TextDocument of the claims with runs and their outcomes; ``linked`` adds links to the files of their tables."""
-    heads = ("outcome", "claim", "by", "of", "evidence", "cases that hold", "least favourable case")
+    heads = ("outcome", "claim", "by", "of", "evidence", "cases that hold", "least favourable case", "ours", "paper")
     rows: dict[bool, list[list[str]]] = {False: [], True: []}
     for section in sections:
         name = section.title.partition(":")[0]
         where = Link(name, f"{section.recipe.name}.md") if linked else name
         measured = [(variant, decided) for variant, decided in section.claims if decided.measured]
-        rows[section.recipe.ours] += [_summed_up(decided, variant, where) for variant, decided in measured]
+        rows[section.recipe.ours] += [
+            _summed_up(section.recipe, decided, variant, where) for variant, decided in measured
+        ]
     missing = tuple(f"{one.title}{f' ({one.why})' if one.why else ''}" for one in unrun)
     blocks = [TextTable("", heads, rows[False])]
     blocks += [TextTable(QUESTIONS, heads, rows[True], (undecided_text(sections, ours=True),))] if rows[True] else []
     blocks += [TextTable("Not run", below=missing)] if missing else []
-    notes = (undecided_text(sections), HOW) if rows[False] else ("No run belongs to a claim of the paper.",)
+    notes = (
+        (undecided_text(sections), f"{HOW} {PAPER}") if rows[False] else ("No run belongs to a claim of the paper.",)
+    )
     return TextDocument("claims", "What the paper claims, and what the runs say", blocks, notes)
 
 
 QUESTIONS = "Questions of our own"
 HOW = (
-    "Differences are paired over seeds. Staged: decided by fresh seeds, from 100 on, in stages of 8, 16, 32, ... "
-    "seeds; all such verdicts of a table are right with a probability of at least 95 %. A difference is equivalent if "
-    "its interval contains zero and lies within 1 point. Exploratory: decided by Student's 95 % interval of lower "
-    "seeds. A case holds if its interval lies on the claimed side and does not hold if it lies on the other; a claim "
-    "holds if all its cases do, holds in part if the others are equivalent, and does not hold if any case does not. "
-    "The effect is the mean of the differences over their deviation."
+    "Differences are paired over seeds. Staged: decided by fresh seeds, from 100 on, with looks at 16, 24, 32, ... and "
+    "128 seeds; all signs of a table on one stream are right with a probability of at least 95 %. A difference is "
+    "equivalent if its interval contains zero and lies within 1 point. Exploratory: an ordinary 95 % interval of lower "
+    "seeds, which decides nothing. A case holds if its interval lies on the claimed side and does not hold if it lies "
+    "on the other; a claim holds if all its cases do, holds in part if the others are equivalent, and does not hold if "
+    "any case does not."
 )
+PAPER = "The last column has the paper's own difference of the case, or its deviations."
 
 
 def undecided_text(sections: Sequence[Section], *, ours: bool = False) -> str:
@@ -170,14 +173,14 @@ def undecided_text(sections: Sequence[Section], *, ours: bool = False) -> str:
 
     Example:
         >>> undecided_text([])
-        '0 of 0 claims are undecided: 0 of 0 by fresh seeds in stages, 0 of 0 by exploratory seeds.'
+        '0 of 0 claims are undecided: 0 of 0 by fresh seeds, 0 of 0 by exploratory seeds.'
     """
     results = [result for one in sections if one.recipe.ours == ours for _, result in one.claims if result.measured]
     staged = [result for result in results if result.evidence == "staged"]
     exploratory = [result for result in results if result.evidence == "exploratory"]
     what = "questions" if ours else "claims"
     return (
-        f"{_undecided(results)} {what} are undecided: {_undecided(staged)} by fresh seeds in stages, "
+        f"{_undecided(results)} {what} are undecided: {_undecided(staged)} by fresh seeds, "
         f"{_undecided(exploratory)} by exploratory seeds."
     )
 
@@ -186,17 +189,38 @@ def _undecided(results: Sequence[ClaimResult]) -> str:
     return f"{sum(result.outcome == 'undecided' for result in results)} of {len(results)}"
 
 
-def _summed_up(decided: ClaimResult, variant: Variant, where: str) -> list[str]:
+def _published(recipe: Recipe, decided: ClaimResult, case: ClaimCase) -> str:
+    """Published difference of a case, of a claim that one score is above another; the published value of others."""
+    for one in comparisons_of(decided.claim, cells_of(recipe)):
+        if one.label == case.what and (numbers := published_values(recipe, decided.claim, one)):
+            if decided.claim.kind == "steadier":
+                return " and ".join(f"{number.std:g}" for number in numbers)
+            first, *others = (number.mean or 0.0 for number in numbers)
+            return f"{first - others[0]:+.2f}" if others else f"{first:.2f}"
+    return "-"
+
+
+def _summed_up(recipe: Recipe, decided: ClaimResult, variant: Variant, where: str) -> list[str]:
     case = least_favourable(decided)
-    difference, interval, _, effect = case_numbers(case)
-    numbers = f"{difference}, {interval}, effect {effect}, {case.seeds} pairs"
+    numbers = ", ".join([*case_numbers(case), f"{case.seeds} seeds"])
     result = numbers if case.interval else no_interval_reason(case)
     result += f"; {case.note}" if case.note else ""
     held = sum(one.outcome == "holds" for one in decided.cases)
     outcome = claim_outcome(decided, complete=variant.whole)
     by = ", ".join(filter(None, [claim_criterion(decided.claim), variant.title.lower()]))
     cases = f"{held} of {len(decided.cases)}"
-    return [outcome, decided.claim.says, by, where, decided.evidence_text, cases, f"{case.what}: {result}"]
+    says = decided.claim.says
+    return [
+        outcome,
+        says,
+        by,
+        where,
+        decided.evidence_text,
+        cases,
+        case.what,
+        result,
+        _published(recipe, decided, case),
+    ]
 
 
 def tables_csv(sections: Sequence[Section]) -> str:
@@ -233,7 +257,7 @@ def claims_csv(sections: Sequence[Section]) -> str:
     """CSV with one line per case of a claim; values are not rounded."""
     heads = [
         "recipe", "settings", "claim", "score", "outcome", "case", "pairs", "difference", "low", "high",
-        "bootstrap_low", "bootstrap_high", "effect", "case_outcome", "evidence", "verdict", "note",
+        "case_outcome", "evidence", "verdict", "note",
     ]  # fmt: skip
     claims = [
         (s.recipe.name, variant.title, decided)
@@ -248,9 +272,8 @@ def _case_values(decided: ClaimResult) -> Iterator[list[object]]:
     claim = decided.claim
     for case in decided.cases:
         pair = case.paired
-        drawn = [None, None, None] if pair is None else [*(pair.bootstrap or (None, None)), pair.effect]
         mean = None if pair is None else pair.mean
-        numbers_ = [case.seeds, mean, *(case.interval or (None, None)), *drawn]
+        numbers_ = [case.seeds, mean, *(case.interval or (None, None))]
         rest = [case.outcome, decided.evidence, case.verdict, case.note]
         yield [claim.says, claim.score, decided.outcome, case.what, *numbers_, *rest]
 

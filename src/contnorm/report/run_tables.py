@@ -40,7 +40,7 @@ __all__ = [
 
 DivergedSeeds = Mapping[str, Mapping[int, str]]  # for each run hash, its diverged seeds and the reasons
 Groups = Mapping[str, Sequence[Record]]
-SCORE_TITLES = dict(zip(SCORES_SHOWN, ("ACC", "FM", "LA"), strict=True))
+SCORE_TITLES = {name: score_title(name) for name in SCORES_SHOWN}
 LABEL_SCORE_TITLES = {name: score_title(name) for name in LABEL_SCORES_SHOWN}
 KEYS_IN_COLUMNS = {
     "stream.name",
@@ -156,9 +156,10 @@ def divergence_lines(records: Sequence[Record | Summary], diverged: DivergedSeed
 
 
 SCORES_NOTE = (
-    "Percent, mean +- sample standard deviation over seeds. ACC: accuracy on all tasks at the end. FM: drop from the "
-    "best earlier accuracy on each task to that at the end (the paper's definition, fm). LA: accuracy on each task "
-    "just after it was learned."
+    "Percent, mean +- sample standard deviation over seeds. ACC: accuracy on all tasks at the end. Mean over the "
+    "stream: accuracy on the tasks so far, averaged over the ends of all tasks. FM: drop from the best earlier "
+    "accuracy on each task to that at the end (the paper's definition, fm). LA: accuracy on each task just after it "
+    "was learned."
 )
 LABELS_NOTE = (
     "Percent, mean +- sample standard deviation over seeds, on the test images of all tasks at the end. C-F1: the "

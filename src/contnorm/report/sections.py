@@ -117,7 +117,11 @@ class Section:
 
     @property
     def claims(self) -> list[tuple[Variant, ClaimResult]]:
-        """Each claim once for each choice of settings: decided by fresh seeds if a stage is reached."""
+        """Each claim once: with the settings that each norm chose, if there are any, and by fresh seeds if they decide.
+
+        The same claims with one choice for all norms are in the variant of the table alone.
+        """
+        chosen = any(variant.title == CHOSEN for variant in self.variants)
         staged = {
             (variant.replaces, id(result.claim)): (variant, result)
             for variant in self.variants
@@ -126,10 +130,13 @@ class Section:
         }
         claims = []
         for variant in self.variants:
+            if chosen and variant.title == ONE_FOR_ALL:
+                continue
             for result in variant.decided if variant.replaces is None else ():
                 other = staged.pop((variant.title, id(result.claim)), None)
                 claims.append(other if other is not None and other[1].has_interval else (variant, result))
-        return [*claims, *staged.values()]
+        rest = [one for (title, _), one in staged.items() if not (chosen and title == ONE_FOR_ALL)]
+        return [*claims, *rest]
 
     @property
     def records(self) -> list[Record]:

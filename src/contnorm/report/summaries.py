@@ -54,7 +54,7 @@ __all__ = [
     "summarize",
 ]
 
-SCORES_SHOWN = ("acc", "fm", "la")
+SCORES_SHOWN = matrix.MAIN_SCORES
 LABEL_SCORES_SHOWN = ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map")
 GROUPS_SHOWN = ("overall", *GROUPS)
 INDEX = ".index.json"

@@ -40,7 +40,6 @@ def series(client: MlflowClient, run: Run, name: str) -> list[tuple[int, float]]
     return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
 
 
-@pytest.mark.feature("mlflow", "metrics of a run")
 def test_metrics_are_those_of_the_run(stream: bench.Stream, tmp_path: Path, client: MlflowClient) -> None:
     memo = Memo()
     result = bench.run(stream, norm="cn4", runs=tmp_path / "runs", log=["mlflow", memo], log_every=5)
@@ -56,7 +55,6 @@ def test_metrics_are_those_of_the_run(stream: bench.Stream, tmp_path: Path, clie
     assert run.info.status == "FINISHED" and run.info.run_name == memo.runs[0].name
 
 
-@pytest.mark.feature("mlflow", "a resumed run is one run")
 def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path, client: MlflowClient) -> None:
     memo = Memo()
     bench.run(stream, log=memo, log_every=1)
@@ -70,7 +68,6 @@ def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path
         assert series(client, run, name) == list(memo.series(name).items())
 
 
-@pytest.mark.feature("mlflow", "a killed run logs each step once")
 def test_steps_that_are_repeated_after_a_kill_count_once(
     run: bench.LoggedRun, tmp_path: Path, client: MlflowClient
 ) -> None:

@@ -68,7 +68,6 @@ def logged(folder: Path) -> tuple[set[str], dict[str, list[tuple[int, float]]], 
     return ids, metrics, config
 
 
-@pytest.mark.feature("wandb", "metrics of a run")
 def test_history_is_that_of_the_run(stream: bench.Stream, tmp_path: Path) -> None:
     memo = Memo()
     result = bench.run(stream, norm="cn4", runs=tmp_path / "runs", log=["wandb", memo], log_every=5)
@@ -82,7 +81,6 @@ def test_history_is_that_of_the_run(stream: bench.Stream, tmp_path: Path) -> Non
     assert config["train.batch"] == 10 and config["norm.groups"] == 4 and config["hash"] == result.hash
 
 
-@pytest.mark.feature("wandb", "a resumed run is one run")
 def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path) -> None:
     memo = Memo()
     bench.run(stream, log=memo, log_every=1)
@@ -95,7 +93,6 @@ def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path
         assert metrics[name] == list(memo.series(name).items())
 
 
-@pytest.mark.feature("wandb", "a killed run logs each step once")
 def test_steps_that_are_repeated_after_a_kill_count_once(run: bench.LoggedRun, tmp_path: Path) -> None:
     killed = WandbLogger(tmp_path)
     killed.start(run)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -155,7 +154,7 @@ def test_capacity_may_depend_on_the_stream(stream: bench.Stream) -> None:
     plan, _ = plan_of(bench.run(stream, memory=PerTask(15)), stream)
     assert plan.slots == 45
     assert all((step.replay_slots[0] < 15 * step.task).all() for step in plan.steps), "past tasks only"
-    with pytest.raises(UserError, match=r"memory\.size=3 is too small: memory .*PerTask' has 9 slots"):
+    with pytest.raises(UserError, match=r"memory\.size=3 is too small: 9 slots"):
         bench.run(stream, memory=PerTask(3))
 
 
@@ -250,21 +249,6 @@ def test_unusable_memory_is_one_line_and_nothing_is_written(
     assert message.startswith((f"memory '{file}:Mine': ", "memory Mine: Settings"))
     assert words.replace("FILE", str(file)) in message and "\n" not in message
     assert not runs.exists() or not [path for path in runs.rglob("*") if path.is_file()]
-
-
-class Counting(bench.Memory):
-    """A memory whose state is in its class, and so is shared by all runs."""
-
-    counts: ClassVar[list[int]] = []
-
-    def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
-        self.counts.extend(labels.tolist())
-        return np.full(len(labels), len(self.counts) % self.capacity)
-
-
-def test_memory_that_shares_state_between_runs_is_refused(stream: bench.Stream) -> None:
-    with pytest.raises(UserError, match=r"Counting': chooses other slots .* same seed.*self\.generator"):
-        bench.run(stream, memory=Counting(43))
 
 
 def test_arrays_that_a_memory_changes_later_are_copied(stream: bench.Stream, tmp_path: Path) -> None:

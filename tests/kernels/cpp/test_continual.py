@@ -450,7 +450,7 @@ def test_without_a_compiler_auto_is_as_before_and_cpp_raises(monkeypatch: pytest
     analytic = cn.CN(32, kernel="analytic").eval()
     analytic.load_state_dict(layer.state_dict())
     assert torch.equal(layer.eval()(x), analytic(x))
-    with pytest.raises(ValueError, match=r"ContinualNorm2d: kernel='cpp' can't be used here: there is no C\+\+ comp"):
+    with pytest.raises(ValueError, match=r"kernel='cpp' can't be used here: there is no C\+\+ comp"):
         cn.CN(32, kernel="cpp")(x)
 
 

@@ -23,7 +23,7 @@ from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import compare_figure, figure
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, AccuracyMatrix
 from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.bench.runs import Runs
 from contnorm.bench.user_code import PythonObject, python_objects
@@ -122,6 +122,11 @@ class Result:
         return self.score("acc")
 
     @property
+    def aia(self) -> NDArray[np.float64]:
+        """Mean over the stream of each seed: accuracy on the tasks so far, averaged over the ends of all tasks."""
+        return self.score("aia")
+
+    @property
     def fm(self) -> NDArray[np.float64]:
         """FM of each seed: forgetting measure."""
         return self.score("fm")
@@ -206,7 +211,9 @@ class Result:
 
     def __repr__(self) -> str:
         parts = []
-        for name, values in list(self.scores().items())[:3]:
+        scores = self.scores()
+        for name in list(scores)[:3] if self.records[0].multi_label else MAIN_SCORES:
+            values = scores[name]
             mean, spread = spread_over_seeds(values.tolist())
             parts.append(f"{name} {mean:.2f}" + (f" ± {spread:.2f}" if len(values) > 1 else ""))
         return f"Result({self._title()}: {', '.join(parts)})"

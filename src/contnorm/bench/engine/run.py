@@ -12,7 +12,7 @@ import torch
 
 from contnorm.bench.components import find_component
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.added import find_added
+from contnorm.bench.data.store import find_stored
 from contnorm.bench.data.progress import cores
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.launch import Launcher, find_launcher, list_devices
@@ -139,7 +139,7 @@ class RunOptions:
         """Load a data set by name: one in memory, of the folder of data sets, or of a plugin."""
         if name in self.sources:
             return self.sources[name]
-        if "@" in name and find_added(name, self.data_root) is None:
+        if "@" in name and find_stored(name, self.data_root) is None:
             component = find_component("dataset", name.partition("@")[0])
             stream: Any = None if component is None else component.load()
             if stream is None or stream(self.data_root).source.name != name:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
-import torch
 from torch import nn
 
 from contnorm.bench.components import components
@@ -18,7 +17,6 @@ from contnorm.bench.models.mlp import MLP
 from contnorm.bench.models.norm_layers import (
     PART,
     count_norms,
-    is_marked,
     mark_layer,
     mark_norms,
     norm_maker,
@@ -28,11 +26,10 @@ from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
-from contnorm.checks import GroupsError, nearest_groups
+from contnorm.checks import nearest_groups
 from contnorm.convert.conversion import convert_norm
-from contnorm.convert.standardization import standardize_convolutions
-from contnorm.errors import UserCodeError, UserError, unknown
-from contnorm.norm_entry import NormEntry
+from contnorm.errors import GroupsError, UserCodeError, UserError, unknown
+from contnorm.norms.weight_standardization import standardize_convolutions
 from contnorm.registry import find_norm, numbered_name
 
 __all__ = ["MODELS", "build_model"]
@@ -49,8 +46,8 @@ def build_model(
     shape of an image, the number of outputs, and a function ``norm(channels)`` that creates the run's 2d norm.
     """
     network = _initialized(config, norm, shape, outputs, total_steps)
-    if not is_user_code(config.name) and find_run_norm(norm)[0].standardizes_weights:
-        standardize_convolutions(network)
+    if find_run_norm(norm)[0].standardizes_weights:
+        standardize_convolutions(network, float(dict(norm.options).get("weight_eps", 1e-6)))
     if config.weights is not None:
         load_pretrained(network, config)
     return network
@@ -128,13 +125,15 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
     A network that is built without ``norm``, or given as it is, has its norm layers converted to the run's norm.
     """
     make = load_user_code(name, "model")
+    if find_run_norm(norm)[0].absorbs_activation and "apply_act" not in dict(norm.options):
+        raise UserError(
+            f"model {name!r}: norm {norm.name!r} contains an activation. Set norm.apply_act=false if the network "
+            f"applies one after each norm, and true if it does not."
+        )
     if isinstance(make, nn.Module):
-        return _converted(copy.deepcopy(make), name, norm, shape, total_steps)
+        return _converted(copy.deepcopy(make), name, norm, total_steps)
     takes_norm = _takes_norm(make)
-    # A norm that changes its neighbours must know the network, so it takes the place of batch norms.
-    converts = not takes_norm or _changes_neighbours(find_run_norm(norm)[0])
-    created = NormConfig("bn") if converts else norm
-    arguments = (shape, outputs, mark_norms(norm_maker(created, 2, total_steps))) if takes_norm else (shape, outputs)
+    arguments = (shape, outputs, mark_norms(norm_maker(norm, 2, total_steps))) if takes_norm else (shape, outputs)
     call = "(input_shape, num_outputs, norm)" if takes_norm else "(input_shape, num_outputs)"
     signature = _signature(make)
     if not takes_norm and signature is not None and not _accepts(signature, (), 0):
@@ -152,14 +151,7 @@ def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: in
         raise failure from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: calling it with {call} must return a torch.nn.Module, not {model!r}.")
-    if takes_norm and not (converts and any(map(is_marked, model.modules()))):
-        return model
-    return _converted(model, name, norm, shape, total_steps, only_marked=takes_norm)
-
-
-def _changes_neighbours(spec: NormEntry) -> bool:
-    """Whether a norm replaces activations or changes convolutions of the network."""
-    return spec.absorbs_activation or spec.standardizes_weights
+    return model if takes_norm else _converted(model, name, norm, total_steps)
 
 
 def _is_of_groups(error: Exception, norm: NormConfig) -> bool:
@@ -195,24 +187,14 @@ def _takes_norm(make: object) -> bool:
     return required >= 3 or "norm" in signature.parameters
 
 
-def _converted(
-    model: nn.Module,
-    name: str,
-    norm: NormConfig,
-    shape: tuple[int, ...],
-    total_steps: int,
-    only_marked: bool = False,
-) -> nn.Module:
+def _converted(model: nn.Module, name: str, norm: NormConfig, total_steps: int) -> nn.Module:
     """Convert the norm layers of a user's network to the run's norm. A network without norm layers stays as it is."""
     if not count_norms(model):
         return model
     before = set(model.modules())
     try:
         spec, _ = find_run_norm(norm)
-        example = torch.zeros(2, *shape) if _changes_neighbours(spec) else None
-        only = (lambda _, module: is_marked(module)) if only_marked else None
-        options = norm_options(norm, spec, total_steps)
-        converted = convert_norm(model, spec, only=only, example_input=example, **options)
+        converted = convert_norm(model, spec, **norm_options(norm, spec, total_steps))
     except GroupsError as error:
         raise UserError(f"model {name!r}: {_groups_message(norm, error, error.suggestion)}") from error
     except ValueError as error:

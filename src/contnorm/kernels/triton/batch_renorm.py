@@ -183,7 +183,6 @@ def renorm_limits(
     final_limits: tuple[float, float],
     ramps: tuple[tuple[float, float], tuple[float, float]],
     kernel: str | None,
-    caller: str,
 ) -> tuple[Tensor, Tensor] | None:
     """Compute the current limits of r and d in one launch; None if the kernels cannot be used.
 
@@ -194,10 +193,9 @@ def renorm_limits(
         final_limits: The value of each limit after its ramp.
         ramps: The first and last batch of the ramp of each limit.
         kernel: The requested implementation; None reads ``CONTNORM_KERNEL``.
-        caller: The function or layer that an error message about an unknown kernel names.
     """
     numbers = counter, *buffers
-    if buffers[0].dtype != torch.float32 or not use_kernels(buffers[0].view(1, 1), (), (), numbers, kernel, caller):
+    if buffers[0].dtype != torch.float32 or not use_kernels(buffers[0].view(1, 1), (), (), numbers, kernel):
         return None
     limits = buffers if store else (torch.empty_like(buffers[0]), torch.empty_like(buffers[1]))
     _launch_limits(counter, limits, final_limits, ramps)

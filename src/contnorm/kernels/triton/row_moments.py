@@ -71,7 +71,6 @@ def use_kernels(
     moments: tuple[Tensor | None, ...],
     numbers: tuple[float | Tensor, ...],
     kernel: str | None,
-    caller: str,
     logits: tuple[Tensor, ...] = (),
     residual: Tensor | None = None,
 ) -> bool:
@@ -85,13 +84,12 @@ def use_kernels(
         moments: The running moments.
         numbers: Momentum and limits, which may be tensors.
         kernel: The requested implementation; None reads ``CONTNORM_KERNEL``.
-        caller: The function or layer that an error message about an unknown kernel names.
         logits: The logits of the three mixed moments.
         residual: The tensor added to the output, with the input's shape, dtype and device.
     """
     if not is_plain(x) or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return False
-    chosen = resolve_kernel(kernel, caller)
+    chosen = resolve_kernel(kernel)
     return (
         chosen in ("auto", "triton")
         and (x.is_cuda or (chosen == "triton" and x.device.type == "cpu"))
