@@ -127,7 +127,7 @@ def test_commands_do_not_write_into_an_archive(tmp_path: Path, contnorm: Callabl
     small_mnist(tmp_path / "data", train=400, test=100)
     arguments = {
         "run": ("run", "--norm", "bn", "--data-root", tmp_path / "data", "--runs", archive),
-        "resume": ("resume", archive),
+        "resume": ("resume", "--runs", archive),
         "tune": ("tune", "table2", "--stream", "split-cifar100", "--data-root", tmp_path, "--runs", archive),
         "paper": ("paper", "table1", "--data-root", tmp_path / "data", "--runs", archive, "--seeds", 1),
     }[command]

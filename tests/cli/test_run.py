@@ -329,5 +329,3 @@ def test_progress_bar_is_shown_while_images_are_decoded(tmp_path: Path) -> None:
         load_with_progress("mini-imagenet", tmp_path, terminal, bars=bars)
         assert not bars.tasks
     assert isinstance(terminal.file, io.StringIO) and "decoding pictures" in terminal.file.getvalue()
-    (tmp_path / ".contnorm" / "mini-imagenet.json").unlink()
-    load_with_progress("mini-imagenet", tmp_path, terminal)

@@ -82,7 +82,7 @@ def is_locked(folder: Path) -> bool:
     """Whether a process executes the run of a folder now."""
     if not (folder / LOCK).exists():
         return False
-    from filelock import FileLock, Timeout  # noqa: PLC0415  # commands that find no such run start without it
+    from filelock import FileLock, Timeout  # commands that find no such run start without it
 
     try:
         with FileLock(folder / LOCK, timeout=0, thread_local=False):

@@ -202,7 +202,7 @@ def test_objects_and_settings_give_the_same_hash(stream: bench.Stream, arguments
         ({"settings": {"train.lrr": 0.1}}, ["train.lrr", "train.lr"]),
         ({"seeds": 0}, ["seeds=0"]),
         ({"seeds": [1, -1]}, ["-1"]),
-        ({"seeds": []}, ["at least one"]),
+        ({"seeds": []}, ["at least 1"]),
         ({"device": "gpu"}, ["gpu", "cuda"]),
         ({"lanes": 0}, ["lanes=0"]),
         ({"threads": 0}, ["threads=0"]),

@@ -74,7 +74,8 @@ def resolve_run(
             give(f"{argument}={type(value).__name__}(...)", own_key, own_value)
         if key not in settings:
             _check_object(argument, value)
-            name, python_object = _named(value, argument, arguments.get("tag"), recorded, {**known, **objects})
+            name, python_object = _named(value, argument, arguments.get("tag"), recorded, known)
+            name = f"{name}:{argument}" if name in objects else name  # a strategy and a network with the same tag
             known[name] = objects[name] = python_object
             give(argument, key, name)
     for key, value in flatten_settings(arguments.get("settings") or {}).items():
@@ -96,9 +97,7 @@ def _named(
 ) -> tuple[str, PythonObject]:
     """Return the name of an object in the settings, and the object; no other object of the call has the name."""
     name, python_object = identify(value, argument, tag, recorded)
-    while python_object.code is None and name in known and known[name].value is not value:
-        if recorded:
-            raise UserError(f"{argument}: two objects of a call are named {name!r}. Give them different tags.")
+    while tag is None and python_object.code is None and name in known and known[name].value is not value:
         name += "'"
     return name, python_object
 

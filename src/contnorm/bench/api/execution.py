@@ -16,9 +16,9 @@ from rich.console import Console
 
 from contnorm.bench.api.progress import RunMonitor, RunProgress
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs, restored_random_state
-from contnorm.bench.data.store import find_stored
 from contnorm.bench.data.progress import load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
+from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, Run, RunOptions

@@ -91,7 +91,6 @@ class RunLogs:
             if event.done % self.every == 0:
                 self._metrics(event, loss_metrics(event.loss, event.task))
         elif event.kind == "task":
-            assert event.scores is not None
             system = system_metrics(event.seconds, event.done, event.config.train.batch, event.memory)
             self._metrics(event, {**task_metrics(event.scores), **system})
         else:

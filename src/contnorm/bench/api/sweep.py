@@ -6,11 +6,10 @@ import inspect
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console, Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
@@ -30,11 +29,9 @@ from contnorm.bench.escape import escape_terminal
 from contnorm.bench.grid import expand_grid, is_grid, list_values
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.bench.models import NETWORKS
-from contnorm.bench.models.build import build_model
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.streams import tasks
-from contnorm.bench.user_code import PythonObject, is_user_code
+from contnorm.bench.user_code import PythonObject
 from contnorm.errors import UserError, unknown
 
 __all__ = ["HOLDOUT", "Sweep", "SweepGrid", "SweepInterrupted", "check_score", "sweep"]
@@ -43,7 +40,6 @@ HOLDOUT = 0.2  # share of the training samples that replaces the test samples of
 TEST_SAMPLES = "test samples"
 MAX_SETTINGS = 10_000  # each is checked before the first run, and is a row of the table
 _FEWEST_ROWS, _LINES_BELOW = 5, 16  # of a live table; lines of a terminal for progress bars and messages
-_ANY_SHAPE = (3, 32, 32)  # of an image; whether a norm fits the channels of a network does not depend on it
 
 
 class SweepInterrupted(RunInterrupted):
@@ -243,11 +239,6 @@ class Sweep:
         """Run some settings; their scores are entered into the result. The rule of choice is printed before."""
         recorded = self._store is not None
         experiments = [resolve_run(self._stream, trial.arguments, recorded, self._objects) for trial in trials]
-        networks = dict.fromkeys((replace(one.config.model, weights=None), one.config.norm) for one in experiments)
-        for model, norm in networks:  # a norm that does not fit is rejected before any run
-            if model.name in NETWORKS and not is_user_code(norm.name):
-                with torch.device("meta"):
-                    build_model(model, norm, _ANY_SHAPE, outputs=2, total_steps=1)
         if self._console is not None and not self.result.trials:
             self._console.print(Text(f"Rule: {self.result.rule}"), soft_wrap=not self._console.is_terminal)
         for trial, one in zip(trials, experiments, strict=True):

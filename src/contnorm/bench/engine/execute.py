@@ -113,8 +113,10 @@ def _launch(work: Work, runs: Sequence[Run], stop: Callable[[], bool]) -> Iterat
                 launcher = Processes(processes)
     assert isinstance(launcher, Launcher)
     groups = plan_groups(runs, options, launcher.workers(), costs)
-    if not isinstance(launcher, ThisProcess):
-        work.check(runs)
+    # One run for each experiment; the learning rate changes nothing that is checked.
+    distinct = {replace(run.config, train=replace(run.config.train, lr=1.0)): run for run in runs}
+    if len(distinct) > 1 or not isinstance(launcher, ThisProcess):
+        work.check(distinct.values())
     yield from launcher.launch(work, groups, stop)
 
 
@@ -269,12 +271,12 @@ class Work:
             self._plans[name] = PlanCache(self.options.load(name))
         return self._plans[name]
 
-    def check(self, runs: Sequence[Run]) -> None:
-        """Build the trainer of every experiment, so that invalid settings fail before a worker starts.
+    def check(self, runs: Iterable[Run]) -> None:
+        """Build the trainer of every experiment, so that invalid settings fail before the first run starts.
 
-        They are built on the CPU, since the GPUs are those of the workers.
+        They are built on the CPU, since the GPUs may be those of workers.
         """
-        for run in {run.config: run for run in runs}.values():
+        for run in runs:
             with raise_on_stop():
                 plans = self.load(run.source)
             with python_objects(run.objects):

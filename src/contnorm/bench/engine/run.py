@@ -12,9 +12,9 @@ import torch
 
 from contnorm.bench.components import find_component
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.store import find_stored
 from contnorm.bench.data.progress import cores
 from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.launch import Launcher, find_launcher, list_devices
 from contnorm.bench.hardware_queues import request_hardware_queues
 from contnorm.bench.metrics.task_scores import TaskScores
@@ -214,7 +214,7 @@ class Event:
     steps: int = 0
     task: int = 0
     loss: float = float("nan")
-    scores: TaskScores | None = None
+    scores: TaskScores = field(default_factory=lambda: TaskScores({}, {}))
     last: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
     memory: int | None = None
@@ -250,10 +250,9 @@ class Event:
     @property
     def accuracy(self) -> list[float | None]:
         """Accuracy in percent on each task learned so far; empty for multi-label data, which `scores` has others of."""
-        by_task = {} if self.scores is None else self.scores.by_task
-        return list(by_task.get("accuracy", ())[: self.task + 1])
+        return list(self.scores.by_task.get("accuracy", ())[: self.task + 1])
 
     @property
     def average(self) -> float:
         """Mean accuracy on the tasks learned so far; for multi-label data the first score, on these tasks' classes."""
-        return float("nan") if self.scores is None else next(iter(self.scores.so_far.values()))
+        return next(iter(self.scores.so_far.values()))
