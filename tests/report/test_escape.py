@@ -28,7 +28,6 @@ from contnorm.bench.escape import (
 from contnorm.bench.records import Store
 from contnorm.cli.compare import show_comparison
 from contnorm.cli.show import show_diverged, show_matrices, show_scores
-from contnorm.diagnosis.result import Diagnosis
 from contnorm.paper.recipe import find_recipe, parse_recipe
 from contnorm.report.recipe_records import RecordFolders
 from contnorm.report.report import FORMATS, collect_report, report_files, report_text
@@ -198,15 +197,6 @@ def test_hostile_text_in_a_recipe_is_escaped(runs: Path, tmp_path: Path) -> None
             assert form != "md" or not LINK.search(text)
             assert form != "latex" or "^^" not in text
     assert "'x$(id) y.toml'" not in report.sections[0].command and "y.toml'" in report.sections[0].command
-
-
-def test_figure_and_table_of_a_diagnosis(tmp_path: Path) -> None:
-    found = Diagnosis("Net", (HOSTILE, "$\\frac{"), (), (50.0, 50.0), (50.0, 50.0), (50.0, 50.0))
-    assert_visible(found.table())
-    found.draw(tmp_path / "effect.svg")
-    text = (tmp_path / "effect.svg").read_text()
-    assert_visible(text)
-    assert "<script" not in text
 
 
 @pytest.mark.parametrize(
