@@ -219,22 +219,6 @@ def test_help_is_shown_without_arguments(capsys: pytest.CaptureFixture[str], mon
     assert "Usage:" in out + err and "contnorm: ." not in err
 
 
-@pytest.mark.parametrize("name", ["speed", "bench"])
-def test_speed_has_a_hidden_alias_bench(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["contnorm", "--help"])
-    with pytest.raises(SystemExit):
-        main()
-    listed = [line.split()[1] for line in capsys.readouterr().out.splitlines() if len(line.split()) > 2]
-    assert "speed" in listed and "bench" not in listed
-    monkeypatch.setattr(sys, "argv", ["contnorm", name, "layer"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and "unknown benchmark 'layer'" in capsys.readouterr().err
-
-
 def test_show_reports_broken_record_and_shows_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

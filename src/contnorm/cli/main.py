@@ -44,10 +44,8 @@ COMMANDS = {
     "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report that compares the norms in your runs: an HTML page, Markdown, LaTeX or CSV.",
-    "speed": "Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers.",
 }
 _MODULES = {"resume": "run"}
-_ALIASES = {"bench": "speed"}  # former names of commands, for existing scripts
 
 _UNUSABLE = {
     errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM,
@@ -59,7 +57,6 @@ _LONGEST_VALUE = 100  # characters of a typed value in an error message
 
 def load_command(name: str) -> TyperCommand:
     """Import the module of a command and return the command."""
-    name = _ALIASES.get(name, name)
     with collection_paused():
         module = importlib.import_module(f"contnorm.cli.{_MODULES.get(name, name)}")
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -85,7 +82,7 @@ class _Group(TyperGroup):
         self.commands = {name: TyperCommand(name, help=text) for name, text in COMMANDS.items()}
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
-        if args[0] in COMMANDS or args[0] in _ALIASES:
+        if args[0] in COMMANDS:
             return args[0], load_command(args[0]), args[1:]
         return super().resolve_command(ctx, args)
 
