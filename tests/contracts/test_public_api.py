@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from contnorm.cli.main import COMMANDS, load_command
-from tests.integrations.conformance import FRAMEWORKS
 
 PACKAGES = [f"contnorm.{name}" for name in ("bench", "benchmarks", "diagnosis", "paper", "report")]
+FRAMEWORKS = ("timm", "lightning", "transformers", "hub", "avalanche", "mammoth", "optuna")
 INTEGRATIONS = [f"contnorm.integrations.{name}" for name in FRAMEWORKS]
 PUBLIC = {"contnorm", "contnorm.functional", *PACKAGES, *INTEGRATIONS}
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))

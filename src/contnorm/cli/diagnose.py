@@ -14,13 +14,11 @@ from contnorm.bench.config.sources import check_seed
 from contnorm.bench.data.registry import DIGITS
 from contnorm.bench.records import Store
 from contnorm.bench.selection import has_operator
-from contnorm.bench.user_code import check_files
 from contnorm.cli.common import (
     DEVICE_HELP,
     AllowMissing,
     DataRoot,
     RunsFolder,
-    TrustCode,
     console,
     importing_torch,
     is_explicit,
@@ -65,7 +63,6 @@ def diagnose(
     data_root: DataRoot = None,
     allow_missing: AllowMissing = False,
     runs: RunsFolder = Path("runs"),
-    trust_code: TrustCode = None,
 ) -> None:
     """Measure the cross-task normalization effect: forgetting caused by the running moments alone."""
     external = (model, weights, stream)
@@ -94,7 +91,6 @@ def diagnose(
         runs=runs,
         root=data_root,
         options=options,
-        trusted=check_files(trust_code or []),
     )
     show_run_diagnosis(of_run, out, console)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contnorm.bench.api.execution import RunOptions, run_environment
+from contnorm.bench.components import own_code
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
@@ -18,12 +19,11 @@ from contnorm.bench.engine.checkpoint import load_run_weights, load_weights, wei
 from contnorm.bench.engine.evaluate import TaskBatches, classes_of
 from contnorm.bench.engine.job import RunEnvironment
 from contnorm.bench.engine.precision import numerics
-from contnorm.bench.engine.run_dir import edited, untrusted_in
+from contnorm.bench.engine.run_dir import edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.records import Record, Store
 from contnorm.bench.stats import summarize_differences, t_interval
-from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.diagnosis.measure import diagnose
 from contnorm.diagnosis.result import Diagnosis, mean_diagnosis, pair_sentence
 from contnorm.errors import UserError
@@ -62,7 +62,6 @@ def diagnose_run(
     runs: str | Path = "runs",
     root: str | Path | None = None,
     options: RunOptions | None = None,
-    trusted: Iterable[str | Path] | None = (),
 ) -> RunDiagnosis:
     """Measure the cross-task normalization effect of a run that was made with ``keep_weights=True``.
 
@@ -77,7 +76,6 @@ def diagnose_run(
         runs: Folder of records, in which a hash is searched.
         root: Folder of data sets; None for the default one.
         options: Device, threads and whether images may be missing; None for the defaults.
-        trusted: Python files that may be executed if a record names them. None to trust all files.
 
     Raises:
         UserError: If the run, its weights or its data can't be used.
@@ -93,20 +91,19 @@ def diagnose_run(
         2
     """
     environment = _environment(Path(runs), options, root)
-    with only_trusted(None if trusted is None else map(Path, trusted)):
-        store = Store(Path(runs))
-        pairs = _pairs(str(run), str(other), seed, store) if other else []  # errors before the measurement
-        located = _seeds_to_measure(str(run), seed, store)
-        _warn_of_digits(located[0][0].config, environment)
-        measured = {path: diagnose_record(record, path, environment) for record, path in located}
-        comparison = _pair_summary(pairs, measured, environment) if pairs else ""
+    store = Store(Path(runs))
+    pairs = _pairs(str(run), str(other), seed, store) if other else []  # errors before the measurement
+    located = _seeds_to_measure(str(run), seed, store)
+    _warn_of_digits(located[0][0].config, environment)
+    measured = {path: diagnose_record(record, path, environment) for record, path in located}
+    comparison = _pair_summary(pairs, measured, environment) if pairs else ""
     by_seed = {record.seed: measured[path] for record, path in located}
     return RunDiagnosis(*located[0], _summary(by_seed), comparison, by_seed)
 
 
 def _seeds_to_measure(run: str, seed: int | None, store: Store) -> list[Located]:
     """Records of a run that have weights, or the one of a seed."""
-    records = store.find(run)
+    records = store.find_run(run).records
     wanted = records if seed is None else [_of_seed(records, run, seed)]
     located = [(record, _path(run, record, store)) for record in wanted]
     if any(record.counted.tasks != wanted[0].counted.tasks for record in wanted):
@@ -146,15 +143,14 @@ def diagnose_weights(
         options: Device, threads and whether images may be missing; None for the defaults.
     """
     environment = _environment(Path("runs"), options, root)
-    with only_trusted(code_files({"model": {"name": model}})):
-        settings = {"stream": {"name": stream}, "model": {"name": model}, "norm": {"name": norm}}
-        config = resolve(settings, environment.data_root)
-        _warn_of_digits(config, environment)
-        with _trainer(config, seed, _load(config, environment), environment) as trainer:
-            load_weights(
-                trainer.model, Path(weights), "Save it with safetensors.torch.save_file(model.state_dict(), path)."
-            )
-            return _on_its_stream(trainer, None)
+    settings = {"stream": {"name": stream}, "model": {"name": model}, "norm": {"name": norm}}
+    config = resolve(settings, environment.data_root)
+    _warn_of_digits(config, environment)
+    with _trainer(config, seed, _load(config, environment), environment) as trainer:
+        load_weights(
+            trainer.model, Path(weights), "Save it with safetensors.torch.save_file(model.state_dict(), path)."
+        )
+        return _on_its_stream(trainer, None)
 
 
 def _environment(runs: Path, options: RunOptions | None, root: str | Path | None) -> RunEnvironment:
@@ -183,7 +179,9 @@ def diagnose_record(record: Record, path: Path, environment: RunEnvironment) -> 
         environment: Folder of data, and the device to measure on.
     """
     config = record.config
-    if reason := untrusted_in(config) or edited(config):
+    if reason := own_code(config):
+        raise UserError(f"{path}: {reason}. Name it with --model, --weights and --stream.")
+    if reason := edited(config):
         raise UserError(f"{path}: {reason}")
     source = _load(config, environment)
     _check_data(record, source, path)
@@ -245,7 +243,7 @@ def _pairs(run: str, other: str, seed: int | None, store: Store) -> list[tuple[L
 
 def _with_weights(run: str, seed: int | None, store: Store) -> dict[int, Located]:
     """Records of a run that have weights, by seed; only of one seed if it is not None."""
-    records = store.find(run)
+    records = store.find_run(run).records
     wanted = records if seed is None else [_of_seed(records, run, seed)]
     located = [(record, _path(run, record, store)) for record in wanted]
     by_seed = {record.seed: (record, path) for record, path in located if weights_path(path).is_file()}
@@ -267,7 +265,7 @@ def _pair_summary(
     return pair_sentence(results, first, second, interval=lambda differences: summarize_differences(differences).t)
 
 
-def _of_seed(records: list[Record], run: str, seed: int | None) -> Record:
+def _of_seed(records: Sequence[Record], run: str, seed: int | None) -> Record:
     for record in records:
         if seed is None or record.seed == seed:
             return record

@@ -31,9 +31,6 @@ from contnorm.norms.base import (
 )
 from contnorm.norms.group import check_groups
 
-__all__ = ["ContinualNorm1d", "ContinualNorm2d", "ContinualNorm3d", "continual_norm"]
-
-
 Pair = tuple[Tensor | None, Tensor | None]  # running mean and variance, or weight and bias
 
 
@@ -108,13 +105,9 @@ def continual_norm(
     if chosen in ("triton", "cpp"):
         module = compiled if chosen == "cpp" else fused
         return _run_fused(module, x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
-    steps = (chosen, x, moments, affine, eps, groups, order, tied)
-    if by_batch:
-        y = _train(*steps, momentum)
-        if num_batches is not None:
-            num_batches.add_(1)
-    else:
-        y = _evaluate(*steps)
+    y = _run_operators(chosen, x, moments, affine, by_batch, momentum, eps, groups, {"order": order, "tied": tied})
+    if by_batch and num_batches is not None:
+        num_batches.add_(1)
     return add_residual_and_relu(y, residual, relu)
 
 
@@ -163,41 +156,33 @@ def _run_fused(
     return y
 
 
-def _train(
+def _run_operators(
     chosen: Kernel,
     x: Tensor,
     moments: Pair,
     affine: Pair,
+    by_batch: bool,
+    momentum: float | Tensor,
     eps: float,
     groups: int,
-    order: Order,
-    tied: bool,
-    momentum: float | Tensor,
+    variant: dict[str, Any],
 ) -> Tensor:
-    """Normalize with the moments of the batch, and update the running moments."""
+    """Normalize with torch's operators, and update the running moments."""
     mean, var = moments
-    batch_moments: BatchMoments | None
-    variant: Any = {"order": order, "tied": tied}
+    batch: BatchMoments | None = None
+    if not by_batch:
+        assert mean is not None and var is not None
+        if chosen == "analytic":
+            return analytic.evaluate(x, mean, var, *affine, eps, groups)
+        return reference.evaluate(x, mean, var, *affine, eps, groups, pivot=chosen != "reference", **variant)
     if chosen == "analytic":
-        y, batch_moments = analytic.train(x, *affine, eps, groups)
+        y, batch = analytic.train(x, *affine, eps, groups)
     else:
         pivot = chosen != "reference"
-        y, batch_moments = reference.train(x, *affine, eps, groups, pivot=pivot, moments=mean is not None, **variant)
-    if batch_moments is not None:
-        update_moments(mean, var, batch_moments.mean, batch_moments.var, momentum)
+        y, batch = reference.train(x, *affine, eps, groups, pivot=pivot, moments=mean is not None, **variant)
+    if batch is not None:
+        update_moments(mean, var, batch.mean, batch.var, momentum)
     return y
-
-
-def _evaluate(
-    chosen: Kernel, x: Tensor, moments: Pair, affine: Pair, eps: float, groups: int, order: Order, tied: bool
-) -> Tensor:
-    """Normalize with the running moments."""
-    mean, var = moments
-    assert mean is not None and var is not None
-    if chosen == "analytic":
-        return analytic.evaluate(x, mean, var, *affine, eps, groups)
-    pivot = chosen != "reference"
-    return reference.evaluate(x, mean, var, *affine, eps, groups, order=order, tied=tied, pivot=pivot)
 
 
 class ContinualNormBase(MomentNorm):

@@ -33,24 +33,6 @@ from contnorm.kernels.triton.continual.launch import channels_last
 from contnorm.kernels.triton.group_norm import group_step
 from contnorm.norms.base import NormLayer, empty_like_input
 
-__all__ = [
-    "GroupNorm1d",
-    "GroupNorm2d",
-    "GroupNorm3d",
-    "GroupNormBase",
-    "InstanceNorm1d",
-    "InstanceNorm2d",
-    "InstanceNorm3d",
-    "LayerNorm1d",
-    "LayerNorm2d",
-    "LayerNorm3d",
-    "SampleNorm",
-    "check_groups",
-    "group_norm",
-    "instance_norm",
-    "layer_norm",
-]
-
 
 def group_norm(
     x: Tensor,

@@ -32,8 +32,6 @@ from contnorm.norms.base import (
     uses_batch_moments,
 )
 
-__all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d", "batch_renorm"]
-
 
 def batch_renorm(
     x: Tensor,
@@ -107,7 +105,12 @@ def batch_renorm(
     varies = var != 0  # True for NaN, so that NaNs stay visible
     std = torch.where(varies, var, 1.0).sqrt() * varies
     if running_mean is not None and running_var is not None:
-        ratio, offset = _clipped(mean, std, running_mean.to(dtype) - pivot, running_var.to(dtype), r_max, d_max)
+        with torch.no_grad():
+            old_std = running_var.to(dtype).sqrt().clamp_min(torch.finfo(dtype).tiny)  # zero gives the limits
+            r_limit, d_limit = (torch.as_tensor(limit, dtype=dtype, device=x.device) for limit in (r_max, d_max))
+            ratio = (std / old_std).clamp(1 / r_limit, r_limit)
+            offset = ((mean - (running_mean.to(dtype) - pivot)) / old_std).clamp(-d_limit, d_limit)
+            ratio, offset = keep_values(ratio, offset)
         r, d = ratio if r is None else r, offset if d is None else d
     normalized = (shifted - per_channel(mean, rank)) * per_channel(1 / (std + eps), rank)
     if r is not None:
@@ -120,24 +123,6 @@ def batch_renorm(
             update_moments(running_mean, running_std, mean + pivot, std, momentum)
             running_var.copy_(running_std.square())
     return add_residual_and_relu(apply_affine(normalized, weight, bias).to(x.dtype), residual, relu)
-
-
-def _clipped(
-    mean: Tensor,
-    std: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    r_max: float | Tensor,
-    d_max: float | Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return r and d, without gradient; a running standard deviation of zero gives the limits."""
-    with torch.no_grad():
-        running_std = running_var.sqrt().clamp_min(torch.finfo(running_var.dtype).tiny)
-        r_limit, d_limit = (torch.as_tensor(limit, dtype=std.dtype, device=std.device) for limit in (r_max, d_max))
-        r = (std / running_std).clamp(1 / r_limit, r_limit)
-        d = ((mean - running_mean) / running_std).clamp(-d_limit, d_limit)
-        r, d = keep_values(r, d)
-    return r, d
 
 
 PUBLISHED_STEPS = 100_000  # the run length for which the published ramps are 5-40 % and 5-25 %

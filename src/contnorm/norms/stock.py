@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from contnorm.kernels.reference import backward_would_crash, group_norm_in_layout
 from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
 
-__all__ = ["STOCK_NORMS", "StockGroupNorm", "stock_norm"]
-
-
 STOCK_NORMS = ("none", "bn", "gn", "sn", "cn")
 BATCH = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 SWITCHABLE = {1: SwitchNorm1d, 2: SwitchNorm2d, 3: SwitchNorm3d}

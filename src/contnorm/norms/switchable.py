@@ -24,8 +24,6 @@ from contnorm.norms.base import (
 )
 from contnorm.norms.row_moments import RowMoments, has_one_position, normalize_rows, row_moments
 
-__all__ = ["SwitchNorm1d", "SwitchNorm2d", "SwitchNorm3d", "batch_moments", "switch_norm"]
-
 
 def switch_norm(
     x: Tensor,

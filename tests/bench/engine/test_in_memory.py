@@ -63,7 +63,7 @@ def test_nothing_is_written(root: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
     for module in ("checkpoint", "lock", "run_dir"):
         monkeypatch.setattr(f"contnorm.bench.engine.{module}.write_atomically", forbidden)
-    monkeypatch.setattr("contnorm.bench.record.write_atomically", forbidden)
+    monkeypatch.setattr("contnorm.bench.records.write_atomically", forbidden)
     monkeypatch.chdir(tmp_path)
     *_, last = execute([Job(settings(root), 0)], RunEnvironment(None, root, CPU, checkpoint_every=1))
     assert isinstance(last.what, Finished) and last.path is None and not list(tmp_path.iterdir())

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from contnorm.bench.components import has_user_frame, user_code_error, user_parts
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.checkpoint import pack_weights, save_weights
@@ -31,7 +32,6 @@ from contnorm.bench.signals import raise_on_stop
 from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.strategies.registry import STRATEGIES
 from contnorm.bench.streams.image_store import DeviceImages
-from contnorm.bench.user_code import breaks_in, user_code_error
 from contnorm.errors import UserCodeError, UserError, usable
 from contnorm.kernels.triton.launcher import prepare_triton
 
@@ -338,14 +338,10 @@ def _error_context(trainers: dict[Trainer, Job], run_dirs: Mapping[Job, RunDir])
         trainer, job = next(iter(trainers.items()))
         saved = run_dirs[job].checkpoints.latest_step() if job in run_dirs else 0
         saved_note = f"{saved} steps are saved in {run_dirs[job].folder}" if saved else "none are saved"
-        config = job.config
-        for what, name in (
-            ("strategy", config.strategy.name),
-            ("norm", config.norm.name),
-            ("model", config.model.name),
-        ):
-            if breaks_in(error, name):
-                when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
-                raise UserCodeError(f"{user_code_error(error, what, name, when)} ({saved_note})") from error
+        parts = {kind: part for kind, part in user_parts(job.config).items() if kind != "memory"}
+        if parts and has_user_frame(error):
+            kind, (name, _) = next(iter(parts.items()))
+            when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
+            raise UserCodeError(f"{user_code_error(error, kind, name, when, parts)} ({saved_note})") from error
         error.add_note(f"seed {job.seed}, after {trainer.done} of {len(trainer.plan.steps)} steps; {saved_note}.")
         raise
