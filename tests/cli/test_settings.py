@@ -134,8 +134,6 @@ def test_diagnose_rejects_norm_of_recorded_run() -> None:
         ("tune", "table2"),
         ("data",),
         ("data", "mnist"),
-        ("speed", "run"),
-        ("bench", "run"),
     ],
 )
 @pytest.mark.parametrize("by_environment", [False, True])

@@ -59,7 +59,7 @@ def test_command_help_in_list_equals_docstring(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["paper", "--help"], ["speed", "--help"]]
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["paper", "--help"]]
 )
 def test_help_starts_without_torch(arguments: list[str]) -> None:
     heavy = ["torch", "scipy", "matplotlib", "pandas", *(["pydantic", "numpy"] if len(arguments) == 1 else [])]

@@ -39,7 +39,6 @@ COMMANDS = {
     "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report that compares the norms in your runs: an HTML page or Markdown.",
-    "speed": "Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers.",
 }
 _MODULES = {"resume": "run"}
 
