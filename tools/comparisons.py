@@ -5,12 +5,12 @@ Seeds from 100 on of the tables on Split CIFAR-100 and permuted MNIST are fresh:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from contnorm.bench.metrics.accuracy_matrix import score
-from contnorm.bench.sequential import decide_family
+from contnorm.bench.sequential import decide_differences, decide_family
 from tools.evidence import RECORDS, Cell, Comparison, MeanCell, load
 
 # Archives in docs/records.
@@ -21,7 +21,9 @@ GRID = "split-cifar100-coarse-grid.jsonl.gz"
 MOMENTS = "split-cifar100-er-memory-moments.jsonl.gz"
 CIFAR10 = ("runs/split-cifar10.jsonl.gz", "split-cifar10-more-seeds.jsonl.gz")
 CIFAR10_SMALL = ("runs/tables.jsonl.gz", "split-cifar10-more-seeds.jsonl.gz")
+ORDER = "runs/split-cifar100-class-order.jsonl.gz"
 MINI = "runs/split-mini-imagenet.jsonl.gz"
+MINI_FRESH = "runs/split-mini-imagenet-fresh-seeds.jsonl.gz"
 MINI_DERPP = "split-mini-imagenet-derpp.jsonl.gz"
 TINY = "runs/split-tiny-imagenet.jsonl.gz"
 COCOSEQ = "cocoseq-mini.jsonl.gz"
@@ -55,7 +57,9 @@ FIXED = "fresh seeds, one rate for all"
 ONE_RATE = "exploratory: one rate for all"
 TEST_TASKS = "exploratory: rates compared on test tasks"
 AFTERWARDS = "exploratory: question asked afterwards"
+OTHER_ORDER = "fresh seeds, rates selected with another class order"
 SAME = "the same networks"
+BOTH = "CN - BN, both with moments of the memory"
 
 
 def selected(norm: str, strategy: str, **where: Any) -> Cell:
@@ -75,6 +79,16 @@ def rival(entry: str, strategy: str, matrix: str = "matrix") -> Cell:
     return Cell((PANEL,), {"strategy": strategy, **RIVALS[entry]}, matrix)
 
 
+def order(norm: str, strategy: str, moments: str = "") -> Cell:
+    """A norm on Split CIFAR-100 with a class order by seed, evaluated with running moments or those of the memory."""
+    return Cell((ORDER,), {"norm": norm, "strategy": strategy}, f"matrix{moments}")
+
+
+def mini(norm: str, strategy: str, moments: str = "") -> Cell:
+    """A norm on Split mini-ImageNet at the rate of 0.005 that it selected, with fresh seeds."""
+    return Cell((MINI_FRESH,), {"norm": norm, "strategy": strategy}, f"matrix{moments}")
+
+
 def _cn_less_bn(situation: str, cn: Cell | MeanCell, bn: Cell | MeanCell, basis: str) -> Comparison:
     return Comparison("CN - BN", situation, cn, bn, basis)
 
@@ -85,6 +99,10 @@ def _split_cifar100() -> Iterator[tuple[str, Comparison]]:
         name = NAMES[strategy]
         cn, bn = selected("cn", strategy), selected("bn", strategy)
         yield f"tuned {strategy}", _cn_less_bn(f"{name}, CN at 0.01, BN at 0.005", cn, bn, SELECTED)
+    for strategy in STRATEGIES:
+        situation = f"{NAMES[strategy]}, class order by seed, CN at 0.01, BN at 0.005"
+        pair = order("cn", strategy), order("bn", strategy)
+        yield f"order {strategy}", _cn_less_bn(situation, *pair, OTHER_ORDER)
     again = [
         Cell((EXPLORATORY,), {"norm": norm, "strategy": "er", "lr": rate})
         for norm, rate in (("cn", 0.01), ("bn", 0.005))
@@ -109,17 +127,18 @@ def _split_cifar100() -> Iterator[tuple[str, Comparison]]:
 def _other_streams() -> Iterator[tuple[str, Comparison]]:
     """CN and BN on other streams."""
 
-    def mini(norm: str, strategy: str, rate: float) -> Cell:
+    def at_rate(norm: str, strategy: str, rate: float) -> Cell:
         return Cell((MINI_DERPP if strategy == "derpp" else MINI,), {"norm": norm, "strategy": strategy, "lr": rate})
 
     stream = "Split mini-ImageNet"
+    yield "mini tuned er", _cn_less_bn(f"{stream}, ER, both at 0.005", mini("cn", "er"), mini("bn", "er"), SELECTED)
     for rate in (0.003, 0.005, 0.01, 0.03):
-        pair = mini("cn", "derpp", 0.01), mini("bn", "derpp", rate)
+        pair = at_rate("cn", "derpp", 0.01), at_rate("bn", "derpp", rate)
         yield f"mini derpp {rate}", _cn_less_bn(f"{stream}, DER++, CN at 0.01, BN at {rate}", *pair, TEST_TASKS)
-    pair = mini("cn", "derpp", 0.03), mini("bn", "derpp", 0.03)
+    pair = at_rate("cn", "derpp", 0.03), at_rate("bn", "derpp", 0.03)
     yield "mini derpp one rate", _cn_less_bn(f"{stream}, DER++, both at 0.03", *pair, TEST_TASKS)
     for rate in (0.01, 0.03):
-        pair = mini("cn", "er", 0.03), mini("bn", "er", rate)
+        pair = at_rate("cn", "er", 0.03), at_rate("bn", "er", rate)
         yield f"mini er {rate}", _cn_less_bn(f"{stream}, ER, CN at 0.03, BN at {rate}", *pair, TEST_TASKS)
     for size in (500, 2560, 5120):
         for matrix, known in (("matrix", "unknown"), ("matrix_task", "known")):
@@ -151,6 +170,18 @@ def _moments() -> Iterator[tuple[str, Comparison]]:
         situation = f"{NAMES[strategy]}, BN at 0.003"
         pair = rival(MEMORY, strategy), rival(MEMORY, strategy, "matrix_running")
         yield f"memory {strategy}", Comparison(what, situation, *pair, f"{SELECTED}; {SAME}")
+    new = {"Split CIFAR-100, class order by seed": (order, OTHER_ORDER), "Split mini-ImageNet": (mini, SELECTED)}
+    for norm in ("bn", "cn"):
+        for stream, (cell, basis) in new.items():
+            for strategy in STRATEGIES if cell is order or norm == "bn" else ("er",):
+                name, both = f"{cell.__name__} {norm} {strategy}", f"{norm.upper()}: moments of the memory - running"
+                pair = cell(norm, strategy, "_memory"), cell(norm, strategy)
+                yield name, Comparison(both, f"{stream}, {NAMES[strategy]}", *pair, f"{basis}; {SAME}")
+    for stream, (cell, basis) in new.items():
+        for strategy in STRATEGIES if cell is order else ("er",):
+            pair = cell("cn", strategy, "_memory"), cell("bn", strategy, "_memory")
+            situation = f"{stream}, {NAMES[strategy]}"
+            yield f"{cell.__name__} both {strategy}", Comparison(BOTH, situation, *pair, f"{basis} by running moments")
     where = {"norm": "bn", "strategy": "er", "lr": 0.005}
     other = Cell((MOMENTS,), where), Cell((MOMENTS,), where, "matrix_running")
     yield "memory again", Comparison(what, "ER, BN at 0.005, 32 other seeds", *other, f"{AFTERWARDS}; {SAME}")
@@ -204,15 +235,22 @@ def comparisons() -> dict[str, Comparison]:
     return {name: one for part in sections().values() for name, one in part.items()}
 
 
-# The four questions of Split CIFAR-100; a family for each of two scores (docs/concepts/deciding.md).
-PRIMARY = ("tuned er", "tuned derpp", "memory er", "memory derpp")
+# The primary questions of each stream, of which each score is a family of four (docs/concepts/deciding.md).
+PRIMARY = (
+    ("tuned er", "tuned derpp", "memory er", "memory derpp"),
+    ("order er", "order derpp", "order bn er", "order bn derpp"),
+    ("mini tuned er", "mini bn er", "mini bn derpp"),  # CN with DER++ has not been run
+)
 
 
 @cache
 def verdicts(score: str) -> dict[str, str]:
     """Verdicts of the rule on the primary questions: ``aia``, or ``acc``."""
-    cases: dict[Hashable, dict[int, float]] = {name: comparisons()[name].by_seed(score) for name in PRIMARY}
-    return {str(name): decision.verdict for name, decision in decide_family(cases).items()}
+    found: dict[str, str] = {}
+    for family in PRIMARY:
+        alone = {name: decide_differences(comparisons()[name].by_seed(score)) for name in family}
+        found |= {name: verdict.outcome for name, verdict in decide_family(alone, size=4).items()}
+    return found
 
 
 @cache
@@ -232,12 +270,15 @@ def on_test_tasks(stream: str, strategy: str, norm: str, moments: str) -> dict[f
             if (c.stream.name, c.strategy.name, c.norm.name) != (stream, strategy, norm) or c.stream.part != "learn":
                 continue
             plain = c.norm.momentum is None and c.norm.freeze_after is None and c.evaluate.weights == "plain"
-            if not plain or c.stream.tasks is not None or c.strategy.forward != "joint" or c.memory.size != 50:
+            if (
+                not plain
+                or c.stream.class_order != "fixed"
+                or c.stream.tasks is not None
+                or c.strategy.forward != "joint"
+                or c.memory.size != 50
+            ):
                 continue
-            both = run.matrix_of("matrix_running")
-            counts = (
-                run.matrix_of("matrix") if c.evaluate.moments == moments else both if moments == "running" else None
-            )
+            counts = run.matrix_of("matrix" if c.evaluate.moments == moments else f"matrix_{moments}")
             if counts is not None:
                 found.setdefault(c.train.lr, {})[run.seed] = (score(counts, "acc"), score(counts, "aia"))
     return dict(sorted(found.items()))

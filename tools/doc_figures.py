@@ -10,7 +10,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,8 +19,6 @@ from matplotlib.lines import Line2D
 from contnorm.bench.figures import COLORS, MARKERS, curve_with_band
 from contnorm.bench.metrics.accuracy_matrix import acc_so_far
 from contnorm.bench.stats import t_interval
-from contnorm.report.cubes import DESCRIPTION, cubes_figure
-from contnorm.report.svg import scheme_colors, with_figure_style
 from tools.comparisons import (
     MEMORY,
     NAMES,
@@ -33,7 +31,9 @@ from tools.comparisons import (
     rival,
     selected,
 )
+from tools.cubes import DESCRIPTION, cubes_figure
 from tools.evidence import RECORDS, Cell, Comparison
+from tools.svg import scheme_colors, with_figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,13 @@ class RateCurve(NamedTuple):
     seeds: dict[float, int]
 
 
-CURVES = {"BN": ("bn", "running"), "CN": ("cn", "running"), "BN, memory moments": ("bn", "memory")}
+CURVES = {
+    "BN": ("bn", "running"),
+    "CN": ("cn", "running"),
+    "BN, memory": ("bn", "memory"),
+    "CN, memory": ("cn", "memory"),
+}
+LINES: tuple[Literal["-", "--"], ...] = ("-", "--")  # running moments, and moments of the memory
 RATE_STREAMS = {"split-cifar100": "CIFAR-100", "split-mini-imagenet": "mini-ImageNet"}
 
 
@@ -114,11 +120,10 @@ def rate_panels() -> dict[str, list[RateCurve]]:
 
 def _draw_rates(axes: Axes, curves: Sequence[RateCurve], colors: Sequence[str]) -> None:
     """Curves over the learning rate, with 95 % intervals of the means."""
-    for curve, color, marker in zip(curves, colors, MARKERS, strict=False):
+    for index, curve in enumerate(curves):
         rates, means = list(curve.points), list(curve.points.values())
-        style = "--" if "memory" in curve.label else "-"
-        axes.errorbar(rates, means, list(curve.half.values()), color=color, marker=marker, markersize=5.5,
-                      linewidth=2, linestyle=style, elinewidth=1.3)  # fmt: skip
+        axes.errorbar(rates, means, list(curve.half.values()), color=colors[index % 2], marker=MARKERS[index],
+                      markersize=5.5, linewidth=2, linestyle=LINES[index // 2], elinewidth=1.3)  # fmt: skip
     axes.set_xscale("log")
     axes.set_xticks([0.001, 0.003, 0.01, 0.03], ["0.001", "0.003", "0.01", "0.03"])
     axes.minorticks_off()
@@ -135,12 +140,17 @@ def learning_rate() -> Figure:
         axes = figure.add_axes((0.085 + 0.49 * column, 0.55 - 0.43 * row, 0.415, 0.30))
         _draw_rates(axes, curves, COLORS)
         axes.set_title(title, fontsize=TEXT, loc="left")
-        limits = (62, 74) if "CIFAR" in title else (56, 70)
+        limits = (62, 74) if "CIFAR" in title else (56, 72)
         axes.set(ylim=limits, yticks=range(limits[0] + 2, limits[1], 4))
         axes.tick_params(labelsize=13)
         if row:
             axes.set_xlabel("learning rate", fontsize=TEXT)
-    _legend(figure, list(CURVES), columns=3)
+    handles = [
+        Line2D([], [], color=COLORS[i % 2], marker=MARKERS[i], linewidth=2, markersize=6, linestyle=LINES[i // 2])
+        for i in range(len(CURVES))
+    ]
+    figure.legend(handles, list(CURVES), loc="upper left", bbox_to_anchor=(0, 1 - 24 / 470), ncols=4, fontsize=TEXT,
+                  borderpad=0.3, handletextpad=0.3, handlelength=1.7, columnspacing=0.8)  # fmt: skip
     return figure
 
 
@@ -255,9 +265,12 @@ def _legend(figure: Figure, names: Sequence[str], columns: int = 4) -> None:
 SITUATIONS = {
     "CIFAR-100, ER, tuned": "tuned er",
     "CIFAR-100, DER++, tuned": "tuned derpp",
+    "CIFAR-100, ER, by order": "order er",
+    "CIFAR-100, DER++, by order": "order derpp",
     "CIFAR-100, ER, 0.03": "one rate er",
     "CIFAR-100, DER++, 0.03": "one rate derpp",
     "CIFAR-100, no replay": "single",
+    "mini-ImageNet, ER, tuned": "mini tuned er",
     "mini-ImageNet, DER++, best": "mini derpp 0.01",
     "mini-ImageNet, DER++, 0.03": "mini derpp one rate",
     "mini-ImageNet, ER, best": "mini er 0.01",
@@ -279,7 +292,7 @@ def situations() -> list[Interval]:
 def cn_less_bn() -> Figure:
     """CN minus BN by situation."""
     rows = situations()
-    figure, axes = _figure(470, 246, "Accuracy over the stream, CN minus BN")
+    figure, axes = _figure(550, 246, "Accuracy over the stream, CN minus BN")
     _draw_intervals(axes, rows, (-3, 8), 0, 0.0)
     _rows(axes, [row.label for row in rows], "points, 95 % interval")
     return figure

@@ -8,7 +8,6 @@ from textwrap import fill
 
 from tools.comparisons import (
     NEWER,
-    PRIMARY,
     STRATEGIES,
     WS,
     comparisons,
@@ -44,25 +43,40 @@ def _seeds(*names: str) -> str:
 
 def results_table() -> str:
     """CN minus BN by stream, and what the moments of the memory gain: the README's results."""
-    rows = [
-        ("CN - BN: Split CIFAR-100, ER, rates tuned", ["tuned er"]),
-        ("CN - BN: Split CIFAR-100, DER++, rates tuned", ["tuned derpp"]),
-        ("CN - BN: Split mini-ImageNet, DER++, the best rate of each", ["mini derpp 0.01"]),
-        ("CN - BN: the same, the paper's rate of 0.03", ["mini derpp one rate"]),
-        ("CN - BN: Split CIFAR-10, DER++, memory of 2,560, one rate", ["cifar10 2560 unknown"]),
-        ("CN - BN: Split CIFAR-10, DER++, memory of 500, one rate", ["cifar10 500 unknown"]),
-        ("BN: moments of the memory - running, Split CIFAR-100, ER", ["memory er"]),
-        ("the same with DER++", ["memory derpp"]),
-        ("the same with ER, other seeds", ["memory again"]),
-    ]
+    rows = {
+        "BN, the same networks: moments of the memory - running": [
+            ("Split CIFAR-100, ER", "memory er"),
+            ("Split CIFAR-100, DER++", "memory derpp"),
+            ("Split CIFAR-100, class order by seed, ER", "order bn er"),
+            ("Split CIFAR-100, class order by seed, DER++", "order bn derpp"),
+            ("Split mini-ImageNet, ER", "mini bn er"),
+            ("Split mini-ImageNet, DER++", "mini bn derpp"),
+        ],
+        "CN - BN, both with moments of the memory, at rates that running moments selected": [
+            ("Split CIFAR-100, class order by seed, ER", "order both er"),
+            ("Split CIFAR-100, class order by seed, DER++", "order both derpp"),
+            ("Split mini-ImageNet, ER", "mini both er"),
+        ],
+        "CN - BN, running moments": [
+            ("Split CIFAR-100, ER", "tuned er"),
+            ("Split CIFAR-100, DER++", "tuned derpp"),
+            ("Split CIFAR-100, class order by seed, ER", "order er"),
+            ("Split CIFAR-100, class order by seed, DER++", "order derpp"),
+            ("Split mini-ImageNet, ER", "mini tuned er"),
+            ("Split mini-ImageNet, DER++, the best rate of each on test tasks", "mini derpp 0.01"),
+            ("Split CIFAR-10, DER++, memory of 2,560, both at 0.03", "cifar10 2560 unknown"),
+        ],
+    }
     lines = [
         _row("difference in points", "mean over the stream", "at the end", "seeds"),
         "|---|---|---|---|",
     ]
-    for text, (name,) in rows:
-        one = comparisons()[name]
-        exploratory = ", exploratory" if one.basis.startswith("exploratory") else ""
-        lines.append(_row(text, one.text("aia"), one.text("acc"), f"{one.seeds}{exploratory}"))
+    for title, some in rows.items():
+        lines.append(_row(f"**{title}**", "", "", ""))
+        for text, name in some:
+            one = comparisons()[name]
+            exploratory = ", exploratory" if one.basis.startswith("exploratory") else ""
+            lines.append(_row(text, one.text("aia"), one.text("acc"), f"{one.seeds}{exploratory}"))
     return "\n".join(lines)
 
 
@@ -74,40 +88,45 @@ def answers_table() -> str:
     widest = max(_half(of[f"{entry} {s}"]) for entry in NEWER for s in STRATEGIES)
     narrowest = min(_half(of[f"{entry} {s}"]) for entry in NEWER for s in STRATEGIES)
     fm, la, aia = ([_points("gn bn", score=one), _points("gn cn", score=one)] for one in ("fm", "la", "aia"))
+    cifar = ["memory er", "memory derpp", "order bn er", "order bn derpp"]
     rows = [
         (
             "you have a replay memory",
             "[re-estimate](howto/moments-from-memory.md) before you evaluate",
-            f"{_points('memory er')} (ER) and {_points('memory derpp')} (DER++) over the same networks",
-            f"decided for BN on Split CIFAR-100, and {again.seeds} other seeds gave {_points('memory again')}; not "
-            "known for CN and elsewhere",
+            f"the same networks: BN {_points(*cifar)} on Split CIFAR-100, {_points('mini bn er', 'mini bn derpp')} on "
+            f"Split mini-ImageNet; CN {_points('order cn er', 'order cn derpp')} and {_points('mini cn er')}",
+            f"BN: {_words(*cifar, 'mini bn er', 'mini bn derpp')} in six of six; CN: "
+            f"{_seeds('order cn er', 'mini cn er')} "
+            "fresh seeds; other streams: not known",
         ),
         (
-            "ER or DER++ on Split CIFAR-100, rate tuned",
+            "you do so, and choose between BN and CN",
+            "BN on Split CIFAR-100",
+            f"CN - BN, both re-estimated: {_points('order both er')} (ER) and {_points('order both derpp')} (DER++) on "
+            f"Split CIFAR-100, {_points('mini both er')} (ER) on Split mini-ImageNet",
+            f"{_seeds('order both er', 'mini both er')} fresh seeds, at rates selected by running moments; at other "
+            "rates not known",
+        ),
+        (
+            "running moments, Split CIFAR-100, rates tuned",
             "BN",
-            f"CN - BN: {_points('tuned er')} (ER), {_points('tuned derpp')} (DER++); at the end "
-            f"{_points('tuned er', score='acc')} and {_points('tuned derpp', score='acc')}",
-            f"decided, {of['tuned er'].seeds} and {of['tuned derpp'].seeds} seeds; but one class order, one reading of "
-            "the [protocol](concepts/readings.md)",
+            f"CN - BN: {_points('tuned er')} (ER), {_points('tuned derpp')} (DER++); class order by seed: "
+            f"{_points('order er')} and {_points('order derpp')}",
+            f"{_words('tuned er')} and {_words('tuned derpp')}; by seed {_words('order er')} and "
+            f"{_words('order derpp')}; one reading of the [protocol](concepts/readings.md)",
         ),
         (
-            "DER++ on Split mini-ImageNet",
-            "CN",
-            f"CN - BN: {_points(*MINI_RATES)} at four rates of BN; at the end {_points(*MINI_RATES, score='acc')}",
-            f"exploratory: {_seeds(*MINI_RATES)} seeds, rates compared on the test tasks",
+            "running moments, ER on Split mini-ImageNet, rates tuned",
+            "BN",
+            f"CN - BN: {_points('mini tuned er')}; at the end {_points('mini tuned er', score='acc')}",
+            f"{_words('mini tuned er')}, {of['mini tuned er'].seeds} seeds",
         ),
         (
-            "DER++ on Split CIFAR-10, task known or not",
+            "running moments, DER++ on Split mini-ImageNet or Split CIFAR-10",
             "CN",
-            f"CN - BN: {_points(*CIFAR10_CASES)}; at the end {_points(*CIFAR10_CASES, score='acc')}",
-            f"exploratory: {_seeds(*CIFAR10_CASES)} seeds, one rate for both",
-        ),
-        (
-            "ER, and the rate is 0.03 and can't be tuned",
-            "CN",
-            f"CN - BN: {_points('one rate er')} on Split CIFAR-100, {_points('mini er 0.03')} on Split mini-ImageNet",
-            f"{of['one rate er'].seeds} and {of['mini er 0.03'].seeds} seeds, the latter exploratory; other rates and "
-            "DER++: not known",
+            f"CN - BN: {_points(*MINI_RATES)} at four rates of BN; {_points(*CIFAR10_CASES)} on Split CIFAR-10",
+            f"exploratory: {_seeds(*MINI_RATES)} seeds, rates compared on the test tasks; {_seeds(*CIFAR10_CASES)} "
+            "seeds, one rate for both",
         ),
         (
             "results must vary little between seeds",
@@ -141,6 +160,11 @@ def answers_table() -> str:
     return "\n".join([_row("if", "do", "gain", "sure?"), "|---|---|---|---|", *(_row(*one) for one in rows)])
 
 
+def _words(*names: str) -> str:
+    """Verdicts of the rule on the mean over the stream."""
+    return " or ".join(dict.fromkeys(verdicts("aia")[name].partition(",")[0] for name in names))
+
+
 def _half(comparison: Comparison) -> float:
     """Half the width of the 95 % interval of ACC."""
     interval = comparison.difference("acc").t
@@ -154,7 +178,7 @@ def _links(comparison: Comparison) -> str:
 
 def _verdict(name: str) -> str:
     """Verdicts of the rule, over the stream and at the end, of a primary question."""
-    return f"{verdicts('aia')[name]}; at the end {verdicts('acc')[name]}" if name in PRIMARY else "-"
+    return f"{verdicts('aia')[name]}; at the end {verdicts('acc')[name]}" if name in verdicts("aia") else "-"
 
 
 def evidence_tables() -> str:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from contnorm.errors import GroupsError
+
 __all__ = [
-    "GroupsError",
     "auto_groups",
     "check_batch",
     "check_eps",
@@ -30,20 +31,6 @@ __all__ = [
 MAX_AUTO_GROUPS = 32
 MIN_AUTO_CHANNELS = 2  # with one channel per group, group norm would be instance norm
 MIN_AUTO_CHANNELS_OF_ONE_POSITION = 8  # with one position, a group has only its channels: fewer give noisy moments
-
-
-class GroupsError(ValueError):
-    """The number of groups does not divide the number of channels.
-
-    Attributes:
-        num_groups: The number of groups.
-        channels: The number of channels of the first layer that it does not divide.
-        suggestion: A number of groups that divides the channels; see `nearest_groups`.
-    """
-
-    def __init__(self, message: str, num_groups: int = 0, channels: int = 0, suggestion: int = 1) -> None:
-        super().__init__(message)
-        self.num_groups, self.channels, self.suggestion = num_groups, channels, suggestion
 
 
 def check_model(model: object, caller: str) -> nn.Module:

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from contnorm.kernels.cpp.library import unavailable_reason
-from contnorm.norm_entry import NormEntry
-from contnorm.registry import NORMS, create_norm
+from contnorm.registry import NORMS, NormInfo, create_norm
 from contnorm.testing import NORM_CHECKS, NormCheck, check_norm
 from contnorm.testing.subject import CHANNELS, SHAPES, NormSubject
 from tests.contracts.formulas import reference, setting
@@ -39,11 +38,11 @@ every_moment_norm = pytest.mark.parametrize(
 )
 
 
-def subject(spec: NormEntry) -> NormSubject:
+def subject(spec: NormInfo) -> NormSubject:
     return NormSubject(spec, (1, 2, 3), torch.device("cpu"), reference(spec))
 
 
-def make(spec: NormEntry, rank: int = 4, **options: Any) -> Any:
+def make(spec: NormInfo, rank: int = 4, **options: Any) -> Any:
     return subject(spec).make(rank, **options)
 
 
@@ -73,7 +72,7 @@ def test_few_checks_are_skipped() -> None:
 
 
 @every_norm
-def test_has_a_float64_reference(spec: NormEntry) -> None:
+def test_has_a_float64_reference(spec: NormInfo) -> None:
     assert spec.name in FLOAT64_NORMS, f"write the float64 formula of {spec.name!r} in tests/float64_norms.py"
 
 
@@ -89,7 +88,7 @@ def test_float64_references_have_all_parameters() -> None:
 
 
 @every_norm
-def test_declared_rank_is_explained(spec: NormEntry) -> None:
+def test_declared_rank_is_explained(spec: NormInfo) -> None:
     for rank in (rank for rank in SHAPES if f"rank{rank}" in spec.cannot):
         with pytest.raises(ValueError, match="one value per"):
             make(spec, rank)(subject(spec).data(rank))
@@ -98,7 +97,7 @@ def test_declared_rank_is_explained(spec: NormEntry) -> None:
 
 
 @every_moment_norm
-def test_one_value_per_channel_raises_as_in_torch(spec: NormEntry) -> None:
+def test_one_value_per_channel_raises_as_in_torch(spec: NormInfo) -> None:
     layer, x = make(spec, 2), subject(spec).data(2, size=1)
     with pytest.raises(ValueError, match="Expected more than 1 value") as stock:
         nn.BatchNorm1d(CHANNELS)(x)
@@ -108,7 +107,7 @@ def test_one_value_per_channel_raises_as_in_torch(spec: NormEntry) -> None:
 
 
 @every_norm
-def test_repr_shows_class_and_options(spec: NormEntry) -> None:
+def test_repr_shows_class_and_options(spec: NormInfo) -> None:
     shown = repr(make(spec))
     assert str(CHANNELS) in shown
     assert not spec.grouped or "num_groups=2" in shown
@@ -117,7 +116,7 @@ def test_repr_shows_class_and_options(spec: NormEntry) -> None:
 
 
 @every_moment_norm
-def test_frozen_moments_cannot_be_reset(spec: NormEntry) -> None:
+def test_frozen_moments_cannot_be_reset(spec: NormInfo) -> None:
     layer = make(spec)
     layer.stats_frozen = True
     with pytest.raises(RuntimeError, match="frozen and can't be reset"):
@@ -125,7 +124,7 @@ def test_frozen_moments_cannot_be_reset(spec: NormEntry) -> None:
 
 
 @every_moment_norm
-def test_use_running_normalizes_with_constants(spec: NormEntry, device: torch.device) -> None:
+def test_use_running_normalizes_with_constants(spec: NormInfo, device: torch.device) -> None:
     """`use_running`, the conversion of FrozenBatchNorm2d: training equals evaluation, and nothing is updated."""
     layer, x = make(spec).to(device), subject(spec).data().to(device)
     layer(x)
@@ -138,7 +137,7 @@ def test_use_running_normalizes_with_constants(spec: NormEntry, device: torch.de
 
 
 @every_moment_norm
-def test_batch_that_raises_is_not_counted(spec: NormEntry) -> None:
+def test_batch_that_raises_is_not_counted(spec: NormInfo) -> None:
     layer = make(spec, 2, **({"num_groups": CHANNELS} if spec.grouped else {}))
     bad = [torch.zeros(1, CHANNELS), torch.zeros(3, CHANNELS + 1), torch.zeros(3, CHANNELS, dtype=torch.int64)]
     for x in bad + ([torch.randn(4, CHANNELS)] if spec.grouped else []):
@@ -149,7 +148,7 @@ def test_batch_that_raises_is_not_counted(spec: NormEntry) -> None:
 
 
 @every_norm
-def test_wrong_input_raises(spec: NormEntry) -> None:
+def test_wrong_input_raises(spec: NormInfo) -> None:
     layer = make(spec)
     with pytest.raises(ValueError, match=r"expected 4-d input with 8 channels .* got shape \(6, 8\)"):
         layer(subject(spec).data(2))
@@ -161,7 +160,7 @@ def test_wrong_input_raises(spec: NormEntry) -> None:
 
 
 @every_moment_norm
-def test_layers_without_batch_counter_match_torch(spec: NormEntry) -> None:
+def test_layers_without_batch_counter_match_torch(spec: NormInfo) -> None:
     """Torch's batch norm accepts a counter of None: moments are updated, and nothing is counted."""
     layer, twin, x = make(spec), make(spec), subject(spec).data()
     layer.num_batches_tracked = None
@@ -174,7 +173,7 @@ def test_layers_without_batch_counter_match_torch(spec: NormEntry) -> None:
 
 
 @every_norm
-def test_wrong_arguments_raise(spec: NormEntry) -> None:
+def test_wrong_arguments_raise(spec: NormInfo) -> None:
     wrong: list[dict[str, Any]] = [{"eps": -1e-5}, {"eps": 8}] if spec.name != "none" else []
     wrong += [{"momentum": 1.5}, {"momentum": -0.1}] if spec.keeps_moments else []
     wrong += [{"num_groups": 3}, {"num_groups": 0}, {"num_groups": "many"}] if spec.grouped else []

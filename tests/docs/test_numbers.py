@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 from tests.docs.pages import ROOT
 

@@ -4,8 +4,8 @@
 >>> from contnorm import bench
 >>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=100)
 >>> bn, cn = (bench.run(stream, norm=norm, strategy=bench.ER(replay=10), seeds=2, lanes=1) for norm in ("bn", "cn"))
->>> bench.compare(cn, bn).seeds
-(0, 1)
+>>> sorted(bench.compare(cn, bn).differences)
+[0, 1]
 
 Public names are imported on first use, so reading and comparing records does not import torch.
 """
@@ -29,30 +29,22 @@ if TYPE_CHECKING:
     from contnorm.bench.api.sweep_result import SweepResult, Trial
     from contnorm.bench.api.task_callback import StopRun
     from contnorm.bench.api.tune import tune
-    from contnorm.bench.comparison import Comparison, compare, compare_spread
-    from contnorm.bench.decision import PairedDecision
+    from contnorm.bench.comparison import compare
     from contnorm.bench.engine.events import TaskDone
-    from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.launchers.base import Launcher
     from contnorm.bench.launchers.ray_launcher import RayLauncher
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
     from contnorm.bench.plan import Plan, Step
-    from contnorm.bench.power_analysis import PowerRow, PowerTable, power
-    from contnorm.bench.records import Record
+    from contnorm.bench.records import Record, Runs, load_runs
     from contnorm.bench.registries import (
         Listing,
         available,
-        register_dataset,
-        register_memory,
-        register_network,
-        register_strategy,
+        register,
     )
-    from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
-    from contnorm.bench.sequential import Look, Reach
+    from contnorm.bench.sequential import Verdict, decide_family
     from contnorm.bench.signals import StopSignals
-    from contnorm.bench.spread import Ratio, Spread
     from contnorm.bench.strategies.base import (
         Batch,
         OutputMask,
@@ -74,29 +66,20 @@ __all__ = [
     "ER",
     "ERACE",
     "EWC",
-    "ArchivedRuns",
     "BalancedReservoir",
     "Batch",
-    "Comparison",
     "DERpp",
     "DivergedError",
-    "ExportedRuns",
     "Launcher",
     "Listing",
     "LoggedRun",
     "Logger",
-    "Look",
     "LwF",
     "Memory",
     "OutputMask",
-    "PairedDecision",
     "PartitioningReservoir",
     "Plan",
-    "PowerRow",
-    "PowerTable",
-    "Ratio",
     "RayLauncher",
-    "Reach",
     "Record",
     "Reservoir",
     "Result",
@@ -106,7 +89,6 @@ __all__ = [
     "RunOptions",
     "Runs",
     "Single",
-    "Spread",
     "Step",
     "StopRun",
     "StopSignals",
@@ -124,26 +106,21 @@ __all__ = [
     "Trial",
     "UserCodeError",
     "UserError",
+    "Verdict",
     "accuracy_matrix",
     "add_dataset",
-    "archive",
     "available",
     "build_dataset",
     "compare",
-    "compare_spread",
     "decide",
+    "decide_family",
     "evaluate",
-    "export",
     "fetch_dataset",
     "forward",
     "load_runs",
     "load_stream",
     "metrics",
-    "power",
-    "register_dataset",
-    "register_memory",
-    "register_network",
-    "register_strategy",
+    "register",
     "resume",
     "run",
     "run_all",
@@ -164,12 +141,10 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.api.sweep_result": ("SweepResult", "Trial"),
     "contnorm.bench.api.task_callback": ("StopRun",),
     "contnorm.bench.api.tune": ("tune",),
-    "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
-    "contnorm.bench.decision": ("PairedDecision",),
+    "contnorm.bench.comparison": ("compare",),
     "contnorm.bench.launchers.base": ("Launcher",),
     "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
     "contnorm.bench.engine.events": ("TaskDone",),
-    "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
     "contnorm.bench.memories": (
         "BalancedReservoir",
@@ -181,20 +156,14 @@ _NAMES_BY_MODULE = {
     ),
     "contnorm.bench.metrics.task_scores": ("TaskScores",),
     "contnorm.bench.plan": ("Plan", "Step"),
-    "contnorm.bench.power_analysis": ("PowerRow", "PowerTable", "power"),
-    "contnorm.bench.records": ("Record",),
+    "contnorm.bench.records": ("Record", "Runs", "load_runs"),
     "contnorm.bench.registries": (
         "Listing",
         "available",
-        "register_dataset",
-        "register_memory",
-        "register_network",
-        "register_strategy",
+        "register",
     ),
-    "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
-    "contnorm.bench.sequential": ("Look", "Reach"),
+    "contnorm.bench.sequential": ("Verdict", "decide_family"),
     "contnorm.bench.signals": ("StopSignals",),
-    "contnorm.bench.spread": ("Ratio", "Spread"),
     "contnorm.bench.strategies.base": (
         "Batch",
         "OutputMask",

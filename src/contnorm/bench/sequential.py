@@ -23,17 +23,29 @@ stopped. Intervals of a larger alpha lie within those of a smaller one, so Holm'
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from numbers import Integral, Real
-from statistics import fmean
-from typing import Any, Literal
+from statistics import fmean, stdev
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from contnorm.bench.lazy_numpy import np
-from contnorm.bench.stats import POWER, Interval, equivalence_probability, t_interval, t_quantile, t_test_power
+from contnorm.bench.metrics.accuracy_matrix import SCORE_TITLES
+from contnorm.bench.stats import (
+    FEWEST_SEEDS,
+    POWER,
+    Interval,
+    Spread,
+    equivalence_probability,
+    spread_ratio,
+    t_interval,
+    t_quantile,
+    t_test_power,
+)
 from contnorm.errors import UserError
 
 __all__ = [
@@ -43,21 +55,21 @@ __all__ = [
     "MARGIN",
     "MAX_SEEDS",
     "SKEWED",
-    "Decision",
-    "Look",
-    "Reach",
+    "Outcome",
     "Verdict",
     "check_rule",
     "decide_differences",
     "decide_family",
+    "decide_with",
     "looks_up_to",
     "nominal_levels",
-    "reachable",
+    "reach",
+    "score_title",
     "seeds_for_difference",
     "with_chance",
 ]
 
-Verdict = Literal["higher", "lower", "higher, within the margin", "lower, within the margin", "equivalent", "undecided"]
+Outcome = Literal["higher", "lower", "higher, within the margin", "lower, within the margin", "equivalent", "undecided"]
 
 ALPHA = 0.05
 MARGIN = 1.0
@@ -134,98 +146,176 @@ def looks_up_to(max_seeds: int) -> tuple[int, ...]:
     return tuple(seeds for seeds in LOOKS if seeds <= max_seeds)
 
 
-@dataclass(frozen=True)
-class Look:
-    """One look.
-
-    Attributes:
-        seeds: Number of seeds.
-        pairs: Number of pairs among them; fewer if runs diverged.
-        mean: Mean difference; NaN without a pair.
-        interval: Student t interval of the mean, at the nominal level of the look; None for fewer than two pairs.
-        level: Confidence level of the interval.
-
-    Example:
-        >>> [(look.seeds, look.pairs, round(look.level, 4)) for look in decide_differences([1.0, 2.0] * 12).looks]
-        [(16, 16, 0.9941), (24, 24, 0.9953)]
-    """
+class Look(NamedTuple):
+    """One look: the number of seeds, the pairs among them, their mean difference, and its interval."""
 
     seeds: int
     pairs: int
     mean: float
-    interval: Interval | None
-    level: float
+    interval: Interval | None  # None without a new pair
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What the looks so far say about a difference, first experiment minus second.
+class Verdict:
+    """What the looks so far say about a score of two experiments, a minus b.
 
     Attributes:
-        verdict: ``"higher"``, ``"lower"``, one of them followed by ``", within the margin"``, ``"equivalent"`` or
+        outcome: ``"higher"``, ``"lower"``, one of them followed by ``", within the margin"``, ``"equivalent"`` or
             ``"undecided"``.
         seeds: Number of seeds of the last look; 0 before the first.
         pairs: Number of pairs among them; fewer if runs diverged.
-        mean: Mean difference over these pairs; NaN before the first look.
-        interval: Intersection of the intervals of all looks; None before the first.
+        mean: Mean difference over these pairs, in percentage points; before the first look over all shared seeds.
+        interval: Interval in force: the intersection of the intervals of all looks; None before the first.
         looks: The looks.
+        differences: The difference of each shared seed, also of those that do not count.
         margin: Largest absolute difference that counts as equivalent.
         cases: Number of comparisons of the family.
         alpha: Probability of any wrong sign in the family, and of any wrong statement on the margin.
         conflict: Whether the intervals of two looks do not overlap. Then the later one is left out; the differences
             are far from normal, or one of the rare errors happened.
-        skewness: Sample skewness of the differences of the last look; NaN if it is undefined. Beyond `SKEWED` in
-            absolute value, errors are more frequent than alpha.
+        score: Name of the score.
+        names: Names of a and b.
+        scores: The scores of a and of b by seed, if they are known.
+        a, b: The records, if there are some.
+        at_chance: The verdict if each diverged run counts as chance accuracy; None if no run diverged.
+        without_pair: Seeds of which a run diverged.
+        first_seed, max_seeds: First seed that counts, and limit of the looks.
+        share: Share of alpha at which the sign is decided.
 
     Example:
-        >>> decision = decide_differences([1.8, 2.4, 2.1, 1.9, 2.6, 2.0, 2.2, 1.7] * 2)
-        >>> decision.verdict, decision.seeds, str(decision.interval)
+        >>> verdict = decide_differences([1.8, 2.4, 2.1, 1.9, 2.6, 2.0, 2.2, 1.7] * 2, names=("cn", "bn"))
+        >>> verdict.outcome, verdict.seeds, str(verdict.interval)
         ('higher', 16, '+1.85 to +2.32')
-        >>> print(decision)
-        higher by 2.09 points (interval +1.85 to +2.32, 16 seeds)
+        >>> print(verdict)
+        cn is higher than bn in score by 2.09 points (interval +1.85 to +2.32, 16 seeds).
     """
 
-    verdict: Verdict
+    outcome: Outcome
     seeds: int
     pairs: int
     mean: float
     interval: Interval | None
-    looks: tuple[Look, ...]
+    looks: tuple[Look, ...] = field(repr=False)
+    differences: Mapping[int, float] = field(repr=False)
     margin: float = MARGIN
     cases: int = 1
     alpha: float = ALPHA
     conflict: bool = False
-    skewness: float = math.nan
+    score: str = "score"
+    names: tuple[str, str] = ("a", "b")
+    scores: tuple[Mapping[int, float], Mapping[int, float]] | None = field(default=None, repr=False)
+    a: Sequence[Any] = field(default=(), repr=False)
+    b: Sequence[Any] = field(default=(), repr=False)
+    at_chance: Verdict | None = field(default=None, repr=False)
+    without_pair: frozenset[int] = field(default=frozenset(), repr=False)
+    first_seed: int = FIRST_SEED
+    max_seeds: int = MAX_SEEDS
+    share: float = 1.0
 
     @property
     def is_decided(self) -> bool:
-        """Whether the verdict is another one than undecided."""
-        return self.verdict != "undecided"
-
-    @property
-    def within_margin(self) -> bool:
-        """Whether the difference is known to lie within the margin."""
-        return self.verdict == "equivalent" or self.verdict.endswith("within the margin")
+        """Whether the outcome is another one than undecided."""
+        return self.outcome != "undecided"
 
     @property
     def diverged(self) -> int:
         """Number of seeds of the last look that have no pair, since a run diverged."""
         return self.seeds - self.pairs
 
+    @property
+    def uncorrected(self) -> Interval | None:
+        """95 % interval of the mean over all shared seeds, for one comparison and one look; it decides nothing."""
+        values = list(self.differences.values())
+        return t_interval(values) if len(set(values)) > 1 else None  # equal differences tell no spread
+
+    @property
+    def skewness(self) -> float:
+        """Sample skewness of the differences; NaN if it is undefined. Beyond `SKEWED`, errors exceed alpha."""
+        values = list(self.differences.values())
+        mean = fmean(values) if values else math.nan
+        std = math.sqrt(fmean((value - mean) ** 2 for value in values)) if values else 0.0
+        return fmean(((value - mean) / std) ** 3 for value in values) if std > 0 else math.nan
+
+    @property
+    def spread(self) -> Spread | None:
+        """Spread of a over seeds, divided by that of b; None if scores are unknown, too few or all equal."""
+        if self.scores is None or len(self.differences) < FEWEST_SEEDS:
+            return None
+        try:
+            return spread_ratio(*self.scores)
+        except UserError:  # equal scores
+            return None
+
+    @property
+    def plan(self) -> str:
+        """Seeds that true differences need, if the spread of the differences stays as it is; empty if it is unknown."""
+        values = list(self.differences.values())
+        std = stdev(values) if len(values) > 1 else 0.0
+        if not std:
+            return ""
+        needed = {d: seeds_for_difference(std, d, self.cases, alpha=self.alpha) for d in (0.5, 1.0, 2.0)}
+        parts = [
+            f"{d:g} {'point' if d == 1 else 'points'} {seeds or f'over {MAX_SEEDS}'}" for d, seeds in needed.items()
+        ]
+        return (
+            f"Seeds needed for a true difference of {', '.join(parts)} (probability {POWER:g}; the differences of "
+            f"{len(values)} seeds have a standard deviation of {std:.2f} points). Equivalence: "
+            f"{reach(std, self.margin, self.cases, alpha=self.alpha)}."
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence."""
+        (a, b), title = self.names, score_title(self.score)
+        word, _, within = self.outcome.partition(", ")
+        margin = f"within the margin of {self.margin:g} point{'' if self.margin == 1 else 's'}"
+        if word in ("higher", "lower"):
+            points = f"by {abs(self.mean):.2f} points{f', {margin}' if within else ''}"
+            return f"{a} is {word} than {b} in {title} {points} ({self._details})."
+        if word == "equivalent":
+            return (
+                f"{a} and {b} are equivalent in {title} {margin}, mean difference {self.mean:+.2f} ({self._details})."
+            )
+        start = f"Undecided whether {a} or {b} is higher in {title}"
+        if self.looks:
+            mean = "" if math.isnan(self.mean) else f"mean difference {self.mean:+.2f} "
+            return f"{start}: {mean}({self._details})."
+        if not self.differences:
+            return f"{start}: no shared seed; the first look needs {LOOKS[0]}."
+        seeds = f"{len(self.differences)} shared seed{'' if len(self.differences) == 1 else 's'}"
+        interval = f", 95 % interval without correction {self.uncorrected}" if self.uncorrected else ""
+        return f"{start}: mean difference {self.mean:+.2f} ({seeds}{interval}); the first look needs {LOOKS[0]} seeds."
+
     def __str__(self) -> str:
-        if self.interval is None:
-            return f"undecided ({_seeds_text(self)})"
-        direction, _, within = self.verdict.partition(", ")
-        points = f"{self.margin:g} point{'' if self.margin == 1 else 's'}"
-        if within:
-            direction += f" by {abs(self.mean):.2f} points, within the margin of {points}"
-        elif direction == "equivalent":
-            direction += f" within the margin of {points}, mean difference {self.mean:+.2f}"
-        elif direction == "undecided":
-            direction += f", mean difference {self.mean:+.2f}"
-        else:
-            direction += f" by {abs(self.mean):.2f} points"
-        return f"{direction} (interval {self.interval}, {_seeds_text(self)})"
+        return self.sentence
+
+    def _repr_html_(self) -> str:
+        lines = [self.sentence, self.plan]
+        return "".join(f"<p>{html.escape(line)}</p>" for line in lines if line)
+
+    @property
+    def _details(self) -> str:
+        parts = [f"interval {self.interval}"] if self.interval else []
+        parts.append(f"{self.seeds} seeds")
+        if self.diverged:
+            parts.append(f"{self.diverged} of them diverged")
+        if abs(self.skewness) > SKEWED:
+            parts.append(f"skewed differences ({self.skewness:+.1f})")
+        if self.conflict:
+            parts.append("the intervals of two looks do not overlap")
+        if self.cases > 1:
+            parts.append(f"one of {self.cases} questions")
+        return ", ".join(parts)
+
+
+def score_title(name: str) -> str:
+    """Name of a score in a sentence or a table.
+
+    Example:
+        >>> score_title("acc"), score_title("aia"), score_title("fm_mammoth")
+        ('ACC', 'mean over the stream', 'fm_mammoth')
+    """
+    return SCORE_TITLES.get(name, name)
 
 
 def decide_differences(
@@ -237,8 +327,9 @@ def decide_differences(
     max_seeds: int = MAX_SEEDS,
     diverged: Collection[int] = (),
     first_seed: int = FIRST_SEED,
-    sign_alpha: float | None = None,
-) -> Decision:
+    score: str = "score",
+    names: tuple[str, str] = ("a", "b"),
+) -> Verdict:
     """Decide a comparison from its paired differences, by all looks that are complete.
 
     A look counts only if each of its seeds has a difference or diverged. Seeds beyond the last complete look, and
@@ -253,87 +344,94 @@ def decide_differences(
         max_seeds: Limit of the looks.
         diverged: Seeds of which one run or both diverged. Looks are computed from the other seeds.
         first_seed: First seed that counts.
-        sign_alpha: Error rate at which the sign is decided, if `decide_family` allots this comparison more than
-            ``alpha / cases``. The interval is of this error rate too.
+        score, names: Name of the score, and of the two experiments, in sentences.
 
     Example:
-        >>> decide_differences({100 + i: 0.1 * (-1) ** i for i in range(16)}).verdict
+        >>> decide_differences({100 + i: 0.1 * (-1) ** i for i in range(16)}).outcome
         'equivalent'
-        >>> str(decide_differences([2.0] * 7))
-        'undecided (0 seeds, the first look needs 16)'
+        >>> print(decide_differences([2.0] * 7))
+        Undecided whether a or b is higher in score: mean difference +2.00 (7 shared seeds, 95 % interval without \
+        correction +2.00 to +2.00); the first look needs 16 seeds.
     """
     check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
     by_seed = dict(differences) if isinstance(differences, Mapping) else dict(enumerate(differences, first_seed))
-    values = {seed: value for seed, value in by_seed.items() if seed not in diverged and not math.isnan(value)}
-    known = {*by_seed, *diverged}
-    complete = [n for n in looks_up_to(max_seeds) if known.issuperset(range(first_seed, first_seed + n))]
-    samples = [[values[seed] for seed in range(first_seed, first_seed + n) if seed in values] for n in complete]
-    looks = _looks(complete, samples, alpha / cases)
+    values = {seed: float(value) for seed, value in by_seed.items() if seed not in diverged and not math.isnan(value)}
+    without_pair = frozenset({*diverged, *by_seed} - values.keys())
+    mean = fmean(values.values()) if values else math.nan
+    start = Verdict(
+        "undecided", 0, 0, mean, None, (), values, margin, cases, alpha, score=score, names=names,
+        without_pair=without_pair, first_seed=first_seed, max_seeds=max_seeds,
+    )  # fmt: skip
+    return decide_with(start, cases, 1 / cases)
+
+
+def decide_with(verdict: Verdict, cases: int, share: float) -> Verdict:
+    """Decide anew in a family of ``cases``, and the sign at another share of alpha than ``1 / cases``."""
+    values, margin, first = verdict.differences, verdict.margin, verdict.first_seed
+    known = values.keys() | verdict.without_pair
+    complete = [n for n in looks_up_to(verdict.max_seeds) if known >= set(range(first, first + n))]
+    samples = [[values[seed] for seed in range(first, first + n) if seed in values] for n in complete]
+    looks = _looks(complete, samples, verdict.alpha / cases)
     interval, conflict = _in_force(looks)
     within = interval is not None and -margin < interval.low and interval.high < margin
-    if sign_alpha is not None:
-        looks = _looks(complete, samples, sign_alpha)
+    if share != 1 / cases:
+        looks = _looks(complete, samples, verdict.alpha * share)
         interval, conflict = _in_force(looks)
-    verdict: Verdict = "equivalent" if within else "undecided"
+    outcome: Outcome = "equivalent" if within else "undecided"
     if interval is not None and not interval.holds(0):
-        sign: Literal["higher", "lower"] = "higher" if interval.low > 0 else "lower"
-        verdict = f"{sign}, within the margin" if within else sign  # type: ignore[assignment]
-    last = looks[-1] if looks else Look(0, 0, math.nan, None, math.nan)
-    skewness = _skewness(samples[-1] if samples else [])
-    rule = (margin, cases, alpha, conflict, skewness)
-    return Decision(verdict, last.seeds, last.pairs, last.mean, interval, looks, *rule)
+        if interval.low > 0:
+            outcome = "higher, within the margin" if within else "higher"
+        else:
+            outcome = "lower, within the margin" if within else "lower"
+    last = looks[-1] if looks else Look(0, 0, verdict.mean, None)
+    return replace(
+        verdict, outcome=outcome, seeds=last.seeds, pairs=last.pairs, mean=last.mean, interval=interval, looks=looks,
+        cases=cases, share=share, conflict=conflict,
+    )  # fmt: skip
+
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 def decide_family(
-    cases: Mapping[Hashable, Mapping[int, float]],
+    verdicts: Mapping[Key, Verdict],
     *,
     size: int | None = None,
     correction: Literal["holm", "benjamini-hochberg"] = "holm",
-    margin: float = MARGIN,
-    alpha: float = ALPHA,
-    max_seeds: int = MAX_SEEDS,
-    diverged: Mapping[Hashable, Collection[int]] | None = None,
-    first_seed: int = FIRST_SEED,
-) -> dict[Hashable, Decision]:
-    """Decide a family of comparisons, which has one error rate.
+) -> dict[Key, Verdict]:
+    """Decide comparisons together, as a family with one error rate.
 
     Holm's procedure: with r signs decided, the other signs are decided at ``alpha / (size - r)``. With the procedure of
     Benjamini and Hochberg, for exploratory families, signs are decided at ``alpha * r / size`` for the largest r with
     which r are decided: alpha then bounds the expected share of wrong signs among those decided.
 
     Args:
-        cases: Differences by seed, by name of the comparison.
-        size: Number of comparisons of the family, if more than ``cases`` belong to it.
+        verdicts: The comparisons, each decided alone, by a name of yours.
+        size: Number of comparisons of the family, if more than these belong to it.
         correction: The procedure.
-        margin, alpha, max_seeds, first_seed: As in `decide_differences`.
-        diverged: Diverged seeds by name of the comparison.
 
     Example:
-        >>> clear, close = ({100 + i: mean + (-1) ** i for i in range(16)} for mean in (3.0, 0.87))
-        >>> [one.verdict for one in decide_family({"clear": clear, "close": close}).values()]
+        >>> clear, close = (decide_differences([mean + (-1) ** i for i in range(16)]) for mean in (3.0, 0.87))
+        >>> [one.outcome for one in decide_family({"clear": clear, "close": close}).values()]
         ['higher', 'higher']
-        >>> decide_differences(close, cases=2).verdict
-        'undecided'
+        >>> [one.outcome for one in decide_family({"close": close}, size=2).values()]
+        ['undecided']
     """
-    size = len(cases) if size is None else size
+    size = size or max(1, len(verdicts))
 
-    def decide(sign_alpha: float) -> dict[Hashable, Decision]:
-        rule: dict[str, Any] = {"cases": size, "margin": margin, "alpha": alpha, "max_seeds": max_seeds}
-        rule |= {"first_seed": first_seed, "sign_alpha": sign_alpha}
-        return {
-            name: decide_differences(d, diverged=(diverged or {}).get(name, ()), **rule) for name, d in cases.items()
-        }
+    def decided(share: float) -> dict[Key, Verdict]:
+        return {name: decide_with(one, size, share) for name, one in verdicts.items()}
 
-    def signs(decisions: Mapping[Hashable, Decision]) -> int:
-        return sum(one.verdict.startswith(("higher", "lower")) for one in decisions.values())
+    def signs(family: Mapping[Key, Verdict]) -> int:
+        return sum(one.outcome.startswith(("higher", "lower")) for one in family.values())
 
-    if correction == "holm":
-        decisions, decided = decide(alpha / size), 0
-        while decided < (decided := signs(decisions)) < size:
-            decisions = decide(alpha / (size - decided))
-        return decisions
-    wanted = next((r for r in range(len(cases), 1, -1) if signs(decide(alpha * r / size)) >= r), 1)
-    return decide(alpha * wanted / size)
+    if correction == "benjamini-hochberg":
+        count = next((r for r in range(len(verdicts), 1, -1) if signs(decided(r / size)) >= r), 1)
+        return decided(count / size)
+    family, count = decided(1 / size), 0
+    while count < (count := signs(family)) < size:
+        family = decided(1 / (size - count))
+    return family
 
 
 def with_chance(scores: Mapping[int, float], diverged: Collection[int], chance: float) -> dict[int, float]:
@@ -357,34 +455,25 @@ def check_rule(*, cases: int = 1, margin: float = MARGIN, alpha: float = ALPHA, 
         Traceback (most recent call last):
         contnorm.errors.UserError: margin=-1: use a number of points above 0.
     """
-    if not (_is_real(margin) and 0 < margin < math.inf):
+    if not (isinstance(margin, Real) and 0 < margin < math.inf):
         raise UserError(f"margin={margin!r}: use a number of points above 0.")
     if not (isinstance(cases, Integral) and 1 <= cases <= MOST_CASES):
         raise UserError(f"cases={cases!r}: use a whole number from 1 to {MOST_CASES:,}.")
-    if not (_is_real(alpha) and 0 < alpha < 1):
+    if not (isinstance(alpha, Real) and 0 < alpha < 1):
         raise UserError(f"alpha={alpha!r}: use a number between 0 and 1.")
     if not isinstance(max_seeds, Integral):
         raise UserError(f"max_seeds={max_seeds!r}: use a whole number, {LOOKS[0]} or more.")
     looks_up_to(max_seeds)
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real)
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What the last allowed stage can show.
+class Reach(NamedTuple):
+    """What the last allowed look can show of an equivalence.
 
     Attributes:
-        seeds: Number of seeds of that stage.
+        seeds: Number of seeds of that look.
         half_width: Half the width of its interval, in points.
         margin: The margin.
         probability: Probability that this interval lies within the margin, if the true difference is 0.
-
-    Example:
-        >>> reachable(3.0, max_seeds=32).is_reachable
-        False
     """
 
     seeds: int
@@ -393,36 +482,31 @@ class Reach:
     probability: float
 
     @property
-    def is_reachable(self) -> bool:
-        """Whether an equivalence can be shown: the interval around a difference of 0 lies within the margin."""
+    def is_possible(self) -> bool:
+        """Whether the interval around a difference of 0 lies within the margin."""
         return self.half_width <= self.margin
 
     def __str__(self) -> str:
-        can = "can be shown" if self.is_reachable else "is not to be expected"
+        can = "can be shown" if self.is_possible else "is not to be expected"
         return (
             f"with {self.seeds} seeds the interval is the mean +- {self.half_width:.2f} points, so equivalence within "
             f"{self.margin:g} {can} (probability {self.probability:.2f} if there is no difference)"
         )
 
 
-def reachable(
+def reach(
     std: float, margin: float = MARGIN, cases: int = 1, max_seeds: int = MAX_SEEDS, alpha: float = ALPHA
 ) -> Reach:
-    """Return the half width of the interval of the last allowed stage, and whether it fits in the margin.
+    """Return the half width of the interval of the last allowed look, and whether it fits in the margin.
 
     Args:
         std: Standard deviation of the paired differences, such as that of recorded runs.
-        margin: The margin.
-        cases: Number of comparisons among which alpha is divided.
-        max_seeds: Largest number of seeds allowed.
-        alpha: Probability of any wrong verdict in all these comparisons.
+        margin, cases, max_seeds, alpha: As in `decide_differences`.
 
     Example:
-        >>> reach = reachable(2.0)
-        >>> reach.seeds, round(reach.half_width, 2), reach.is_reachable, round(reach.probability, 2)
+        >>> last = reach(2.0)
+        >>> last.seeds, round(last.half_width, 2), last.is_possible, round(last.probability, 2)
         (128, 0.43, True, 1.0)
-        >>> reachable(2.0, max_seeds=16).is_reachable
-        False
     """
     check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
     looks = looks_up_to(max_seeds)
@@ -470,7 +554,7 @@ def _looks(sizes: Sequence[int], samples: Sequence[Sequence[float]], alpha: floa
     for seeds, sample, use in zip(sizes, samples, informative, strict=True):
         level = 1 - next(levels) if use else math.nan
         interval = t_interval(sample, level) if use else None
-        looks.append(Look(seeds, len(sample), fmean(sample) if sample else math.nan, interval, level))
+        looks.append(Look(seeds, len(sample), fmean(sample) if sample else math.nan, interval))
     return tuple(looks)
 
 
@@ -487,25 +571,3 @@ def _in_force(looks: Sequence[Look]) -> tuple[Interval | None, bool]:
             conflict = conflict or low > high
             interval = Interval(low, high) if low <= high else interval
     return interval, conflict
-
-
-def _skewness(values: Sequence[float]) -> float:
-    """Third central moment over the standard deviation cubed; NaN if all values are equal."""
-    if not values:
-        return math.nan
-    mean = fmean(values)
-    std = math.sqrt(fmean((value - mean) ** 2 for value in values))
-    return fmean(((value - mean) / std) ** 3 for value in values) if std > 0 else math.nan
-
-
-def _seeds_text(decision: Decision) -> str:
-    if not decision.looks:
-        return f"0 seeds, the first look needs {LOOKS[0]}"
-    parts = [f"{decision.seeds} seeds"]
-    if decision.diverged:
-        parts.append(f"{decision.diverged} of them diverged")
-    if abs(decision.skewness) > SKEWED:
-        parts.append(f"skewed differences ({decision.skewness:+.1f})")
-    if decision.conflict:
-        parts.append("the intervals of two looks do not overlap")
-    return ", ".join(parts)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from contnorm.checks import GroupsError, auto_groups, check_model, nearest_groups
+from contnorm.checks import auto_groups, check_model, nearest_groups
 from contnorm.convert.detect import (
     DetectedNorm,
     TreatAs,
@@ -25,13 +25,23 @@ from contnorm.convert.detect import (
     drop_and_act,
     holds_moments,
 )
+from contnorm.errors import GroupsError
 from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
-from contnorm.norm_entry import Dim, LayerFactory, NormEntry, accepted_options, build_norm, check_options, norm_class
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.base import MomentNorm, NormLayer
 from contnorm.norms.sync import SyncContinualNorm
 from contnorm.norms.weight_standardization import WSGroupNorm, standardize_convolutions, unstandardize
-from contnorm.registry import NORMS, resolve_norm
+from contnorm.registry import (
+    NORMS,
+    Dim,
+    LayerFactory,
+    NormInfo,
+    accepted_options,
+    build_norm,
+    check_options,
+    norm_class,
+    resolve_norm,
+)
 
 __all__ = [
     "Filter",
@@ -64,7 +74,7 @@ class NormInModel:
 
 def convert_norm(
     model: nn.Module,
-    to: str | LayerFactory | NormEntry,
+    to: str | LayerFactory | NormInfo,
     *,
     only: Filter | None = None,
     skip: Filter | None = None,
@@ -116,10 +126,10 @@ def convert_norm(
         >>> model[1].weight is weight
         True
     """
-    entry, options = resolve_norm(to, options, "convert_norm")
+    entry, options = resolve_norm(to, options)
     check_model(model, "convert_norm")
     used: Dim = dim or (2 if not entry.layers or 2 in entry.layers else min(entry.layers))
-    check_options(entry, norm_class(entry, used, "convert_norm"), options, "convert_norm")
+    check_options(entry, norm_class(entry, used), options)
     layers = select_layers(model, only, skip, "convert_norm", treat_as=treat_as)
     others = [layer.name for layer in layers if not isinstance(layer.module, ActivationNorm)]
     if entry.absorbs_activation and "apply_act" not in options and others:
@@ -279,7 +289,7 @@ def _floating_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
 
 
 def _build_replacement(
-    layer: NormInModel, entry: NormEntry, options: Mapping[str, object], fallback: Dim | None
+    layer: NormInModel, entry: NormInfo, options: Mapping[str, object], fallback: Dim | None
 ) -> nn.Module:
     detected = layer.detected
     if detected.synced and entry.keeps_moments:
@@ -295,9 +305,9 @@ def _build_replacement(
     return build_like(layer, entry, dim, options)
 
 
-def build_like(layer: NormInModel, entry: NormEntry, dim: Dim, options: Mapping[str, object]) -> nn.Module:
+def build_like(layer: NormInModel, entry: NormInfo, dim: Dim, options: Mapping[str, object]) -> nn.Module:
     """Build a layer with the tensors of an old one, on its device, and with its options where none are given."""
-    allowed = accepted_options(norm_class(entry, dim, "the new norm"))
+    allowed = accepted_options(norm_class(entry, dim))
     carried = {
         key: value for key, value in layer.detected.options.items() if key in allowed and key not in entry.preset
     }
@@ -305,25 +315,26 @@ def build_like(layer: NormInModel, entry: NormEntry, dim: Dim, options: Mapping[
     channels = layer.detected.channels
     if entry.layers and options.get("num_groups") == "auto":  # a user's norm may not support automatic groups
         options["num_groups"] = auto_groups(channels, one_position=dim == 1)
-    new = build_norm(entry, channels, dim, options, "the new norm")
+    new = build_norm(entry, channels, dim, options)
     tensor = next(_floating_tensors([layer.module]), layer.near)
     if entry.layers and tensor is not None and "device" not in allowed:
         new = new.to(tensor.device, tensor.dtype)
     return _transfer_state(layer, new)
 
 
-def has_synced_form(entry: NormEntry) -> bool:
+def has_synced_form(entry: NormInfo) -> bool:
     return entry.name == "bn" or entry.target == NORMS["cn"].target
 
 
-def build_synced(layer: NormInModel, entry: NormEntry, options: Mapping[str, object], group: Any) -> nn.Module:
+def build_synced(layer: NormInModel, entry: NormInfo, options: Mapping[str, object], group: Any) -> nn.Module:
     """Build the synchronized form of a norm; it records the dimension of the layer that it replaces."""
     cls: type[nn.Module] = nn.SyncBatchNorm if entry.name == "bn" else SyncContinualNorm
-    check_options(entry, cls, options, "the new norm")
+    check_options(entry, cls, options)
     allowed = accepted_options(cls)
     carried = {key: value for key, value in layer.detected.options.items() if key in allowed}
-    arguments = {**carried, **_placement(layer, allowed), **options, **entry.preset, "process_group": group}
-    new = cls(layer.detected.channels, **arguments)
+    arguments = {**carried, **_placement(layer, allowed), **options, **entry.preset}
+    new: Any = cls(layer.detected.channels, **arguments)
+    new.process_group = group
     if layer.detected.dim is not None:
         vars(new)["_contnorm_dim"] = layer.detected.dim
     return _transfer_state(layer, new)

@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from contnorm.norm_entry import DIMS, NormEntry, layer_parameters, norm_class
 from contnorm.norms.base import NormLayer
 from contnorm.norms.stock import StockGroupNorm
 from contnorm.norms.sync import SyncContinualNorm
-from contnorm.registry import NORMS, find_norm
+from contnorm.registry import DIMS, NORMS, NormInfo, find_norm, layer_parameters, norm_class
 
 __all__ = ["DetectedNorm", "TreatAs", "UnsupportedNorm", "detect_norm", "drop_and_act", "holds_moments"]
 
@@ -219,7 +218,7 @@ def _has_affine(module: nn.Module) -> bool:
     return module._parameters.get("weight") is not None or module._parameters.get("bias") is not None
 
 
-def _registered_entry(module: nn.Module) -> NormEntry | None:
+def _registered_entry(module: nn.Module) -> NormInfo | None:
     """Return the registered norm whose class a module has, or of which `create_norm` made it; None if there is none."""
     name = vars(module).get("_contnorm_norm")
     if isinstance(name, str) and name in NORMS and NORMS[name].layers:
@@ -229,7 +228,7 @@ def _registered_entry(module: nn.Module) -> NormEntry | None:
     return next((entry for entry in NORMS.values() if type(module) in entry.layers.values()), None)
 
 
-def _describe_registered(module: nn.Module, entry: NormEntry) -> DetectedNorm | UnsupportedNorm:
+def _describe_registered(module: nn.Module, entry: NormInfo) -> DetectedNorm | UnsupportedNorm:
     channels = _channels(module)
     if channels is None:
         return UnsupportedNorm("its number of channels is unknown; store it as the attribute num_features")

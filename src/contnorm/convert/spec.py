@@ -38,10 +38,9 @@ from contnorm.convert.conversion import (
 )
 from contnorm.convert.detect import DetectedNorm, detect_norm, holds_moments
 from contnorm.moments.freeze import freeze_stats, is_frozen
-from contnorm.norm_entry import Dim
 from contnorm.norms.base import MomentNorm, NormLayer
 from contnorm.norms.weight_standardization import is_standardized, standardize, unstandardize
-from contnorm.registry import find_norm
+from contnorm.registry import Dim, find_norm
 
 __all__ = ["apply_norm_spec", "norm_spec", "spec_differences"]
 

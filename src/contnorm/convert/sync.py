@@ -18,8 +18,7 @@ from contnorm.convert.conversion import (
     swap_modules,
 )
 from contnorm.convert.detect import DetectedNorm
-from contnorm.norm_entry import Dim
-from contnorm.registry import NORMS
+from contnorm.registry import NORMS, Dim
 
 __all__ = ["convert_sync", "needs_sync", "revert_sync"]
 

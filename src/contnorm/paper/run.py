@@ -23,7 +23,6 @@ from contnorm.bench.launchers.local import list_devices
 from contnorm.bench.records import Store
 from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule
 from contnorm.bench.streams.tasks import find_stream
-from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.errors import UserError, unknown
 from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of, unmatched_entries, unpaired_claims
 from contnorm.paper.claims import FRESH, ClaimResult, StagedRule, decide_claims
@@ -76,7 +75,6 @@ class TableOptions:
             table of our own has the chosen ones only.
         selected: File of chosen learning rates; None for the one that `contnorm tune` writes by default.
         settings: Settings that override the recipe's, by dotted key or as ``key=value``.
-        trusted: Python files that may be executed if the recipe names them.
         until_decided: Whether to add fresh seeds, from 100 on, in stages until each case of each claim is decided or
             ``max_seeds`` is reached. No other seeds are run then.
         margin: Largest difference in points that counts as equivalent.
@@ -93,7 +91,6 @@ class TableOptions:
     lr: str = "both"
     selected: Path | None = None
     settings: Mapping[str, Any] | Sequence[str] = ()
-    trusted: Sequence[Path] = ()
     until_decided: bool = False
     margin: float = MARGIN
     max_seeds: int = MAX_SEEDS
@@ -210,8 +207,7 @@ def run_table(
         [1, 1]
     """
     options = options or TableOptions()
-    with only_trusted([*options.trusted, *code_files(_typed_settings(options))]):
-        return _run_table(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
+    return _run_table(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
 
 
 def _check_entries(recipe: Recipe) -> None:
@@ -340,7 +336,7 @@ def _recorded_stages(table: _Table) -> tuple[list[TableVariant], list[str]]:
     plan = _staged_plan(table.recipe, table.options)
     if table.options.modified or not plan.cells:
         return [], []
-    staged = _staged_runs(table, plan, limited=False)
+    staged = _staged_runs(table, plan)
     records = staged.records
     if len(records.seeds) < LOOKS[0]:
         return [], []
@@ -361,7 +357,7 @@ def _run_stages(table: _Table, console: Console | None) -> TableResult:
             f"--until-decided: no claim of {plan.recipe.name} compares the selected cells with each other. Select both "
             f"sides of a claim, such as --only norm=cn --only norm=bn, or leave --only out."
         )
-    staged = _staged_runs(table, plan, limited=True)
+    staged = _staged_runs(table, plan)
     max_seeds = table.options.max_seeds
     every = RecipeRecords(table.store, range(FIRST_SEED + max_seeds))
     configs = {cell: staged.configs[cell] for cell in plan.cells}
@@ -380,10 +376,9 @@ def _staged_variant(plan: _Plan, staged: StagedRuns, records: RecipeRecords) -> 
     return TableVariant(plan.title, plan.recipe, cells, staged.rule, others)
 
 
-def _staged_runs(table: _Table, plan: _Plan, *, limited: bool) -> StagedRuns:
-    """The runs of a plan with fresh seeds; not ``limited`` for all that are recorded."""
-    options = table.options
-    rule = StagedRule.of(plan.recipe, options.margin, options.max_seeds if limited else None)
+def _staged_runs(table: _Table, plan: _Plan) -> StagedRuns:
+    """The runs of a plan with fresh seeds."""
+    rule = StagedRule.of(plan.recipe, table.options.margin, table.options.max_seeds)
     configs = table.configs([*plan.cells, *plan.others])
     exploratory, fresh = (RecipeRecords(table.store, seeds) for seeds in (range(FIRST_SEED), EVERY_FRESH_SEED))
     runs = list(configs.values())

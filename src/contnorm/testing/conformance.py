@@ -11,8 +11,7 @@ from typing import Literal
 
 import torch
 
-from contnorm.norm_entry import DIMS, Dim, LayerFactory, NormEntry, describe_norm
-from contnorm.registry import find_norm
+from contnorm.registry import DIMS, Dim, LayerFactory, NormInfo, describe_norm, find_norm
 from contnorm.testing import (
     compiler_checks,
     gradient_checks,
@@ -133,7 +132,7 @@ class NormCheckError(AssertionError):
 
 
 def check_norm(
-    norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormEntry,
+    norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormInfo,
     *,
     checks: Collection[str] | None = None,
     skip: Collection[str] | Mapping[str, str] = (),
@@ -199,13 +198,13 @@ def check_norm(
     return report
 
 
-def _spec(norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormEntry) -> NormEntry:
+def _spec(norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormInfo) -> NormInfo:
     if isinstance(norm, str):
-        spec = find_norm(norm, "check_norm")[0]
-    elif isinstance(norm, NormEntry):
+        spec = find_norm(norm)[0]
+    elif isinstance(norm, NormInfo):
         spec = norm
     else:
-        spec = describe_norm(norm, caller="check_norm")
+        spec = describe_norm(norm)
     unknown = sorted(set(spec.cannot) - set(NORM_CHECKS) - set(_RANKS))
     if unknown:
         raise ValueError(f"check_norm: norm {spec.name!r} declares cannot={unknown[0]!r}, which is not a check.")

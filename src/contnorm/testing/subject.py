@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, norm_class
+from contnorm.registry import Dim, NormInfo, accepted_options, build_norm, norm_class
 from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["CHANNELS", "DIM_OF_RANK", "SHAPES", "CheckSkipped", "NormReference", "NormSubject", "assert_close"]
@@ -69,7 +69,7 @@ class NormSubject:
         options: Arguments of every layer.
     """
 
-    spec: NormEntry
+    spec: NormInfo
     dims: tuple[Dim, ...]
     device: torch.device
     reference: NormReference | None = None
@@ -140,7 +140,7 @@ class NormSubject:
         groups = {"num_groups": GROUPS} if self.spec.grouped else {}
         options = {**groups, **self.options, **options}
         dim = DIM_OF_RANK[self.rank if rank is None else rank]
-        return build_norm(self.spec, CHANNELS, dim, options, "check_norm")
+        return build_norm(self.spec, CHANNELS, dim, options)
 
     def data(
         self,
