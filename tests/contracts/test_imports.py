@@ -46,7 +46,7 @@ WITHOUT_TORCH = [
             "bench.files",
             "bench.memories",
             "bench.plan",
-            "bench.user_code",
+            "bench.components",
             "bench.streams.tasks",
             "bench.data.registry",
             "bench.data.fetch",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from contnorm.cli.main import COMMANDS, load_command
-from tests.integrations.conformance import FRAMEWORKS
 
 PACKAGES = [f"contnorm.{name}" for name in ("bench", "benchmarks", "diagnosis", "paper", "report")]
+FRAMEWORKS = ("timm", "lightning", "transformers", "hub", "avalanche", "mammoth", "optuna")
 INTEGRATIONS = [f"contnorm.integrations.{name}" for name in FRAMEWORKS]
 PUBLIC = {"contnorm", "contnorm.functional", *PACKAGES, *INTEGRATIONS}
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
@@ -59,7 +59,7 @@ def test_command_help_in_list_equals_docstring(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["paper", "--help"], ["speed", "--help"]]
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["paper", "--help"]]
 )
 def test_help_starts_without_torch(arguments: list[str]) -> None:
     heavy = ["torch", "scipy", "matplotlib", "pandas", *(["pydantic", "numpy"] if len(arguments) == 1 else [])]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from contnorm.bench import compare, load_runs
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
@@ -68,6 +69,20 @@ def test_best_settings_and_differences_are_those_of_numpy_and_scipy(grid: Path) 
     low, high = stats.ttest_rel(cn, bn).confidence_interval(0.95)
     row = f"| cn8 (lr=0.01) minus bn (lr=0.1) | {(cn - bn).mean():+.2f} | {low:+.2f} to {high:+.2f} | 3 | undecided |"
     assert row in lines
+
+
+def test_verdict_is_that_of_compare(tmp_path: Path) -> None:
+    """Of two norms; three pairs of norms are a family."""
+    values = {"bn": [70 + seed % 3 for seed in range(16)], "cn8": [71 + seed % 4 for seed in range(16)]}
+    for norm, percents in values.items():
+        save(tmp_path, config_of(norm, 0.03), percents, first_seed=100)
+    runs = load_runs(tmp_path)
+    verdict = compare(runs.where(norm="cn"), runs.where(norm="bn"))
+    assert verdict.outcome == "higher" and verdict.sentence in opening(tmp_path)
+    assert f"| cn8 minus bn | {verdict.mean:+.2f} | {verdict.interval} | 16 | cn8 is higher |" in opening(tmp_path)
+    save(tmp_path, config_of("gn8", 0.03), values["bn"], first_seed=100)
+    family = [verdict for *_, verdict in only(tmp_path).differences if verdict]
+    assert [one.cases for one in family] == [3] * 3 and "one of 3 questions" in opening(tmp_path)
 
 
 def test_opening_of_committed_records_is_that_of_their_counts() -> None:

@@ -41,10 +41,7 @@ if TYPE_CHECKING:
     from contnorm.bench.registries import (
         Listing,
         available,
-        register_dataset,
-        register_memory,
-        register_network,
-        register_strategy,
+        register,
     )
     from contnorm.bench.sequential import Verdict, decide_family
     from contnorm.bench.signals import StopSignals
@@ -123,10 +120,7 @@ __all__ = [
     "load_runs",
     "load_stream",
     "metrics",
-    "register_dataset",
-    "register_memory",
-    "register_network",
-    "register_strategy",
+    "register",
     "resume",
     "run",
     "run_all",
@@ -166,10 +160,7 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.registries": (
         "Listing",
         "available",
-        "register_dataset",
-        "register_memory",
-        "register_network",
-        "register_strategy",
+        "register",
     ),
     "contnorm.bench.sequential": ("Verdict", "decide_family"),
     "contnorm.bench.signals": ("StopSignals",),

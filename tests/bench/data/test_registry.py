@@ -15,7 +15,7 @@ from PIL import Image
 from contnorm.bench.config.schema import StreamConfig
 from contnorm.bench.data import registry
 from contnorm.bench.data.image_folders import MINI_WNIDS
-from contnorm.bench.data.registry import ALLOW_MISSING, SOURCES, PublishedCounts, check_counts, find_layout, load_source
+from contnorm.bench.data.registry import ALLOW_MISSING, SOURCES, PublishedCounts, check_counts, load_source
 from contnorm.bench.streams.tasks import build_stream
 from contnorm.errors import UserError
 from tests.datasets import (
@@ -195,14 +195,6 @@ def test_published_counts_add_up() -> None:
     images = {spec.name: spec.published.images for spec in SOURCES.values() if spec.published}
     assert images.pop("tiny-imagenet") == 110_000 and list(images.values()) == [70_000] * 2 + [60_000] * 3
     assert all(len(spec.published.train) == spec.classes for spec in SOURCES.values() if spec.published)
-
-
-def test_empty_folder_is_no_data_set(tmp_path: Path) -> None:
-    for folder in ("mini-imagenet", "mini-imagenet/n01532829", "mini-imagenet/images"):
-        (tmp_path / folder).mkdir()
-    assert find_layout(SOURCES["mini-imagenet"], tmp_path) is None
-    tiny = small_tiny_imagenet(tmp_path / "tiny", per_class=0)
-    assert find_layout(SOURCES["tiny-imagenet"], tiny) is None
 
 
 # Decoded copies

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Any, TypeAlias
 
 from contnorm.bench.lazy_numpy import NDArray, np
@@ -19,6 +22,7 @@ __all__ = [
     "Source",
     "Split",
     "groups_by_count",
+    "published",
 ]
 
 Images: TypeAlias = "NDArray[np.uint8]"
@@ -101,6 +105,19 @@ class MultiLabelSource(Source):
     class_groups: tuple[str, ...]
     published_images: int | None = None
     missing_images: int = 0
+
+
+@cache
+def published() -> dict[str, Any]:
+    """Return published facts: the long-tailed streams, addresses and hashes of downloads, the order of mini-ImageNet.
+
+    Example:
+        >>> len(published()["mini-imagenet"]), list(published()["streams"])
+        (100, ['cocoseq', 'nus-wideseq'])
+    """
+    text = resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8")
+    facts: dict[str, Any] = json.loads(text)
+    return facts
 
 
 def groups_by_count(counts: Iterable[int]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contnorm.bench.data.dataset import published
 from contnorm.bench.files import Progress
 from contnorm.errors import UserError
 
@@ -28,40 +29,7 @@ class Fetchable:
     folder: str = ""
 
 
-FETCHABLE: dict[str, Fetchable] = {
-    "mnist": Fetchable(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        {
-            "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte.gz": "md5:9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte.gz": "md5:ec29112dd5afa0611ce80d1b7f02629c",
-        },
-        folder="mnist",
-    ),
-    "fashion-mnist": Fetchable(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        {
-            "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
-            "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
-            "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
-        },
-        folder="fashion-mnist",
-    ),
-    "cifar10": Fetchable(
-        "https://www.cs.toronto.edu/~kriz/",
-        {"cifar-10-python.tar.gz": "md5:c58f30108f718f92721af3b95e74349a"},
-    ),
-    "cifar100": Fetchable(
-        "https://www.cs.toronto.edu/~kriz/",
-        {"cifar-100-python.tar.gz": "md5:eb9058c3a382ffc7106e4002c42a8d85"},
-    ),
-    "tiny-imagenet": Fetchable(
-        "http://cs231n.stanford.edu/",
-        {"tiny-imagenet-200.zip": "md5:90528d7ca1a48142e341f4ef8d21d0de"},
-    ),
-}
+FETCHABLE = {name: Fetchable(**facts) for name, facts in published()["downloads"].items()}
 
 
 def fetch(dataset: Fetchable, root: Path, base: str | None = None, progress: Progress = lambda *_: None) -> None:

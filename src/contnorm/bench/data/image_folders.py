@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contnorm.bench.data.arrays import choose_test_samples
-from contnorm.bench.data.dataset import Images
+from contnorm.bench.data.dataset import Images, published
 from contnorm.bench.data.pictures import decode, read_cropped
 from contnorm.bench.files import Progress
 from contnorm.bench.lazy_numpy import np
@@ -31,24 +31,7 @@ __all__ = [
     "tiny_imagenet_inputs",
 ]
 
-# fmt: off
-# Classes in the order of the published stream: the first 15 are for selection.
-MINI_WNIDS = (
-    "n09246464", "n03017168", "n03908618", "n02971356", "n02108551", "n04509417", "n01910747", "n02606052",
-    "n04275548", "n02091244", "n02120079", "n01749939", "n07584110", "n01704323", "n01770081", "n04243546",
-    "n02091831", "n04146614", "n02110341", "n09256479", "n04296562", "n02074367", "n02174001", "n03146219",
-    "n03075370", "n03272010", "n13054560", "n02747177", "n04258138", "n03888605", "n01855672", "n02687172",
-    "n01981276", "n03127925", "n03854065", "n13133613", "n07613480", "n03207743", "n03838899", "n03998194",
-    "n02111277", "n03584254", "n01558993", "n04418357", "n02165456", "n03544143", "n01532829", "n03924679",
-    "n02108915", "n06794110", "n03676483", "n03347037", "n02981792", "n07747607", "n02113712", "n04389033",
-    "n04149813", "n02457408", "n03527444", "n03770439", "n02114548", "n02219486", "n02138441", "n01843383",
-    "n03047690", "n04067472", "n02101006", "n04604644", "n02443484", "n03535780", "n02108089", "n02129165",
-    "n04443257", "n03775546", "n07697537", "n03400231", "n02089867", "n02823428", "n01930112", "n02099601",
-    "n03980874", "n02105505", "n04596742", "n02950826", "n03773504", "n03417042", "n02871525", "n03337140",
-    "n02110063", "n02966193", "n02116738", "n04251144", "n04515003", "n03220513", "n04522168", "n04435653",
-    "n03062245", "n02795169", "n03476684", "n04612504",
-)
-# fmt: on
+MINI_WNIDS = tuple(published()["mini-imagenet"])  # in the order of the published stream: the first 15 are for selection
 MINI_LISTS = (("mini_val_train.csv", "mini_cl_train.csv"), ("mini_val_test.csv", "mini_cl_test.csv"))
 BY_LISTS, BY_NAME = "published lists", "last sixth of each class by name"
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

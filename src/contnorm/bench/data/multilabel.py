@@ -22,11 +22,10 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from contnorm.bench.data.dataset import GROUPS, SPLITS, groups_by_count
+from contnorm.bench.data.dataset import GROUPS, SPLITS, groups_by_count, published
 from contnorm.bench.data.fetch import Fetchable, fetch
 from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError, unknown
@@ -131,8 +130,7 @@ def published_stream(name: str) -> PublishedStream:
         >>> stream.images, len(stream.class_names), stream.class_groups.count("minority"), stream.task_order
         (41438, 70, 14, (0, 3, 1, 2))
     """
-    text = resources.files("contnorm.bench.data").joinpath("published_streams.json").read_text(encoding="utf-8")
-    raw = json.loads(text)[name]
+    raw = published()["streams"][name]
     group_of = {class_name: group for group in GROUPS for class_name in raw[group]}
     return PublishedStream(
         name,
@@ -257,13 +255,13 @@ def _list_stream(stream: PublishedStream, folder: Path, picture: Callable[[str, 
     """
     pictures: dict[str, list[Picture]] = {split: [] for split in SPLITS}
     as_published = True
-    for published, checksum in stream.lists.files.items():
-        split, index = re.fullmatch(r"(train|test)_task(\d)_.*", published).groups()  # type: ignore[union-attr]
-        path = folder / published
+    for name, checksum in stream.lists.files.items():
+        split, index = re.fullmatch(r"(train|test)_task(\d)_.*", name).groups()  # type: ignore[union-attr]
+        path = folder / name
         if not path.is_file():
             path = folder / f"{split}_task{index}.json"
         if not path.is_file():
-            raise UserError(f"{folder}: has no {published}. Add it, or use --ids DIR for the folder of the lists.")
+            raise UserError(f"{folder}: has no {name}. Add it, or use --ids DIR for the folder of the lists.")
         numbers: list[int] = json.loads(path.read_bytes())
         digest = hashlib.sha256(json.dumps(numbers).encode()).hexdigest()  # white space in the file is ignored
         as_published &= checksum == f"sha256:{digest}"

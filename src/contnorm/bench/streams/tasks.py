@@ -6,8 +6,10 @@ among the outputs, and its task. A plan lists the items of each step, and the en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, Literal
 
 from contnorm.bench.config.schema import StreamConfig, merge_settings
@@ -89,7 +91,7 @@ class TaskSequence:
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """A named stream and the default settings of its runs."""
+    """A named stream and the default settings of its runs, as in ``streams.toml``."""
 
     name: str
     sources: tuple[str, ...]  # the first one that is available is used; empty if a setting names it
@@ -101,203 +103,23 @@ class StreamSpec:
     class_order: tuple[int, ...] = ()  # labels in the order of tasks; empty for the order of the source
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    aliases: tuple[str, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
-# Fine labels in the order of the stream: blocks of five are tasks, and the first three tasks are for selection.
-# fmt: off
-_CIFAR100_ORDER = (
-    67, 63, 52, 50, 44, 47, 54, 35, 29, 76, 23, 66, 69, 84, 92, 43, 24, 81, 80, 1,
-    38, 87, 68, 37, 31, 72, 20, 91, 51, 39, 33, 30, 64, 94, 65, 32, 74, 6, 90, 86,
-    19, 27, 11, 97, 0, 62, 49, 73, 85, 56, 71, 99, 45, 8, 48, 58, 15, 22, 95, 46,
-    55, 41, 78, 17, 88, 34, 25, 83, 57, 5, 53, 4, 59, 93, 14, 82, 16, 61, 40, 60,
-    12, 10, 18, 77, 79, 13, 96, 70, 89, 26, 3, 9, 21, 2, 42, 7, 75, 28, 36, 98,
-)
-# fmt: on
-# Off by default: oracle moments need a pass over all data seen so far for each of 20 norm layers, after each task.
-_NO_DRIFT = {"evaluate": {"drift": False}}
-_RESNET = {"model": {"name": "resnet18", "width": 64, "stem": "pool"}, **_NO_DRIFT}
-# 100 channels are not divisible by 32 groups. An MLP has no spatial positions, so moments of small groups are noisy.
-_MLP = {"model": {"name": "mlp", "width": 100}, "norm": {"groups": 4}}
-_TINY_STEPS = {"train": {"lr": 0.03, "batch": 10, "replay": 10}}
-_TWO_AT_A_TIME = {**_MLP, **_TINY_STEPS, "stream": {"scenario": "task", "part": "all", "augment": False}}
-_FIVE_AT_A_TIME = {**_RESNET, **_TINY_STEPS, "stream": {"scenario": "task", "part": "learn", "augment": False}}
-_CLASS_INCREMENTAL = {
-    "model": {"name": "resnet18", "width": 64, "stem": "plain"},
-    "train": {"lr": 0.03, "batch": 32, "replay": 32},
-    "memory": {"kind": "reservoir", "size": 500},
-    "strategy": {"forward": "separate", "replay_from": "all"},
-    "stream": {"scenario": "class", "part": "all", "augment": True},
-    **_NO_DRIFT,
-}
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def _long_tail(rho: float) -> dict[str, Any]:
-    """Settings published for PRS: Adam, and joint batches of 10 stream images and 10 of 2,000 memory images."""
-    return {
-        "model": {"name": "resnet101", "width": 64},
-        "norm": {"groups": 4},
-        "train": {
-            "lr": 1e-4,
-            "optimizer": "adam",
-            "clip_value": 5.0,
-            "batch": 10,
-            "replay": 10,
-            "partial": "drop",
-        },
-        "memory": {"kind": "reservoir", "size": 2000, "rho": rho, "quirk": True},
-        "strategy": {"forward": "joint", "replay_from": "all"},
-        "stream": {"scenario": "free", "part": "all", "augment": False},
-        **_NO_DRIFT,
-    }
-
-
-_USER_DATA = {
-    "norm": {"groups": "auto"},
-    "stream": {"scenario": "class", "part": "all", "augment": False},
-    **_NO_DRIFT,
-}
-
 # Without task boundaries, a memory cannot have rings per task, and replay cannot be limited to earlier tasks.
 TASK_FREE: dict[str, Any] = {"memory": {"kind": "reservoir", "size": 500}, "strategy": {"replay_from": "all"}}
-STREAMS: dict[str, StreamSpec] = {
-    spec.name: spec
-    for spec in (
-        StreamSpec(
-            "permuted-mnist",
-            ("mnist", "digits"),
-            "5 tasks of 2,000 digits, each with another permutation of the pixels",
-            "permuted",
-            tasks=5,
-            defaults={
-                **_MLP,
-                **_TINY_STEPS,
-                "stream": {"scenario": "domain", "part": "all", "train_per_task": 2000, "augment": False},
-            },
-        ),
-        StreamSpec(
-            "split-mnist",
-            ("mnist", "digits"),
-            "5 tasks of 2 digits",
-            "split",
-            tasks=5,
-            per_task=2,
-            defaults=_TWO_AT_A_TIME,
-        ),
-        StreamSpec(
-            "split-fashion-mnist",
-            ("fashion-mnist",),
-            "5 tasks of 2 kinds of clothing",
-            "split",
-            tasks=5,
-            per_task=2,
-            defaults=_TWO_AT_A_TIME,
-        ),
-        StreamSpec(
-            "split-cifar10",
-            ("cifar10",),
-            "5 tasks of 2 classes, augmented",
-            "split",
-            tasks=5,
-            per_task=2,
-            mean=(0.4914, 0.4822, 0.4465),
-            std=(0.2470, 0.2435, 0.2615),
-            defaults=_CLASS_INCREMENTAL,
-        ),
-        StreamSpec(
-            "split-tiny-imagenet",
-            ("tiny-imagenet",),
-            "10 tasks of 20 classes, augmented",
-            "split",
-            tasks=10,
-            per_task=20,
-            mean=(0.4802, 0.4480, 0.3975),
-            std=(0.2770, 0.2691, 0.2821),
-            defaults=_CLASS_INCREMENTAL,
-        ),
-        StreamSpec(
-            "split-mini-imagenet",
-            ("mini-imagenet",),
-            "17 tasks of 5 classes, and 3 more for selection",
-            "split",
-            tasks=20,
-            per_task=5,
-            validation=3,
-            defaults=_FIVE_AT_A_TIME,
-        ),
-        StreamSpec(
-            "split-cifar100",
-            ("cifar100",),
-            "17 tasks of 5 classes, and 3 more for selection",
-            "split",
-            tasks=20,
-            per_task=5,
-            validation=3,
-            class_order=_CIFAR100_ORDER,
-            defaults=_FIVE_AT_A_TIME,
-        ),
-        StreamSpec(
-            "cocoseq",
-            ("cocoseq",),
-            "4 tasks of 70 kinds of things, several in a picture, common and rare; task-free",
-            "multi-label",
-            tasks=4,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
-            defaults=_long_tail(rho=-0.03),
-        ),
-        StreamSpec(
-            "nus-wideseq",
-            ("nus-wideseq",),
-            "6 tasks of 49 kinds of things, several in a picture, common and rare; task-free",
-            "multi-label",
-            tasks=6,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
-            defaults=_long_tail(rho=0.02),
-        ),
-        StreamSpec(
-            "multi-label",
-            (),
-            "one of your own whose pictures have several labels: stream.source names it; task-free",
-            "multi-label",
-            tasks=0,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
-            defaults=_long_tail(rho=0.0),
-        ),
-        StreamSpec(
-            "arrays", (), "your arrays: bench.Stream.from_arrays in Python", "user", tasks=0, defaults=_USER_DATA
-        ),
-        StreamSpec(
-            "folder",
-            (),
-            "your folder of images: bench.Stream.from_folder in Python",
-            "user",
-            tasks=0,
-            defaults=_USER_DATA,
-        ),
-    )
-}
-ALIASES = {
-    "seq-tinyimg": "split-tiny-imagenet",
-    "splittinyimagenet": "split-tiny-imagenet",
-    "splitminiimagenet": "split-mini-imagenet",
-    "perm-mnist": "permuted-mnist",
-    "permutedmnist": "permuted-mnist",
-    "seq-mnist": "split-mnist",
-    "splitmnist": "split-mnist",
-    "seq-fmnist": "split-fashion-mnist",
-    "splitfmnist": "split-fashion-mnist",
-    "seq-cifar10": "split-cifar10",
-    "splitcifar10": "split-cifar10",
-    "seq-cifar100": "split-cifar100",
-    "splitcifar100": "split-cifar100",
-    "coco-seq": "cocoseq",
-    "nuswideseq": "nus-wideseq",
-    "nus-wide-seq": "nus-wideseq",
-}
+
+
+def _read_specs() -> Iterator[StreamSpec]:
+    text = resources.files(__package__).joinpath("streams.toml").read_text(encoding="utf-8")
+    for name, raw in tomllib.loads(text).items():
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
+        yield StreamSpec(name, **values)
+
+
+STREAMS = {spec.name: spec for spec in _read_specs()}
+ALIASES = {alias: spec.name for spec in STREAMS.values() for alias in spec.aliases}
 
 
 def find_stream(name: str) -> StreamSpec:
