@@ -35,7 +35,6 @@ WRITTEN = {
     "contnorm archive runs --out records.jsonl.gz": "records.jsonl.gz",
     "contnorm export runs --to csv --out runs.csv": "runs.csv",
     "contnorm diagnose norm=bn --beside norm=cn --out diagnosis.svg": "diagnosis.svg",
-    "contnorm paper figure1": "runs/figure1.svg",
     "contnorm report": "report.html",
     "contnorm speed layers": "speed/layers.csv",
 }

@@ -31,23 +31,18 @@ if TYPE_CHECKING:
     from contnorm.bench.api.tune import tune
     from contnorm.bench.comparison import compare
     from contnorm.bench.engine.events import TaskDone
-    from contnorm.bench.exports import ExportedRuns, export
     from contnorm.bench.launchers.base import Launcher
     from contnorm.bench.launchers.ray_launcher import RayLauncher
     from contnorm.bench.loggers import LoggedRun, Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
     from contnorm.bench.plan import Plan, Step
-    from contnorm.bench.records import Record
+    from contnorm.bench.records import Record, Runs, load_runs
     from contnorm.bench.registries import (
         Listing,
         available,
-        register_dataset,
-        register_memory,
-        register_network,
-        register_strategy,
+        register,
     )
-    from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
     from contnorm.bench.sequential import Verdict, decide_family
     from contnorm.bench.signals import StopSignals
     from contnorm.bench.strategies.base import (
@@ -71,12 +66,10 @@ __all__ = [
     "ER",
     "ERACE",
     "EWC",
-    "ArchivedRuns",
     "BalancedReservoir",
     "Batch",
     "DERpp",
     "DivergedError",
-    "ExportedRuns",
     "Launcher",
     "Listing",
     "LoggedRun",
@@ -116,23 +109,18 @@ __all__ = [
     "Verdict",
     "accuracy_matrix",
     "add_dataset",
-    "archive",
     "available",
     "build_dataset",
     "compare",
     "decide",
     "decide_family",
     "evaluate",
-    "export",
     "fetch_dataset",
     "forward",
     "load_runs",
     "load_stream",
     "metrics",
-    "register_dataset",
-    "register_memory",
-    "register_network",
-    "register_strategy",
+    "register",
     "resume",
     "run",
     "run_all",
@@ -157,7 +145,6 @@ _NAMES_BY_MODULE = {
     "contnorm.bench.launchers.base": ("Launcher",),
     "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
     "contnorm.bench.engine.events": ("TaskDone",),
-    "contnorm.bench.exports": ("ExportedRuns", "export"),
     "contnorm.bench.loggers": ("LoggedRun", "Logger"),
     "contnorm.bench.memories": (
         "BalancedReservoir",
@@ -169,16 +156,12 @@ _NAMES_BY_MODULE = {
     ),
     "contnorm.bench.metrics.task_scores": ("TaskScores",),
     "contnorm.bench.plan": ("Plan", "Step"),
-    "contnorm.bench.records": ("Record",),
+    "contnorm.bench.records": ("Record", "Runs", "load_runs"),
     "contnorm.bench.registries": (
         "Listing",
         "available",
-        "register_dataset",
-        "register_memory",
-        "register_network",
-        "register_strategy",
+        "register",
     ),
-    "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
     "contnorm.bench.sequential": ("Verdict", "decide_family"),
     "contnorm.bench.signals": ("StopSignals",),
     "contnorm.bench.strategies.base": (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from contnorm.bench.api.execution import RunOptions, run_environment
+from contnorm.bench.components import own_code
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.checkpoint import load_run_weights, weights_path
@@ -17,7 +18,6 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.fingerprint import Match, compare_fingerprints
 from contnorm.bench.records import Record, Store
 from contnorm.bench.stats import summarize_differences, t_interval
-from contnorm.bench.user_code import code_files
 from contnorm.diagnosis.measure import diagnose
 from contnorm.diagnosis.result import Diagnosis, mean_diagnosis, pair_sentence
 from contnorm.errors import UserError
@@ -103,7 +103,7 @@ def diagnose_run(
 def _with_weights(run: str | Path, seed: int | None, store: Store) -> dict[int, tuple[Record, Path]]:
     """Return the records of a run that have weights, with their paths, by seed; only of one seed if it is not None."""
     typed, found = Path(run), {}
-    for record in store.find(str(run)):
+    for record in store.find_run(str(run)).records:
         in_store = (Store(typed) if typed.is_dir() else store).path(record.config, record.seed)
         path = next((p for p in (typed, typed / f"{record.seed}.json") if p.is_file()), in_store)
         if weights_path(path).is_file() and seed in (None, record.seed):
@@ -115,10 +115,10 @@ def _with_weights(run: str | Path, seed: int | None, store: Store) -> dict[int, 
 
 def _diagnose_record(record: Record, path: Path, environment: RunEnvironment) -> Diagnosis:
     config = record.config
-    if code_files(config.as_dict()):
+    if reason := own_code(config):
         raise UserError(
-            f"{path}: the run has code of its user, which is not executed. In Python, use contnorm.diagnose with a "
-            f"network of bench.run(..., keep_weights=True).models()."
+            f"{path}: {reason}. In Python, use contnorm.diagnose with a network of "
+            f"bench.run(..., keep_weights=True).models()."
         )
     source = load_source(str(config.stream.source), environment.data_root, allow_missing=environment.allow_missing)
     recorded = record.raw.get("source", {}).get("fingerprint")

@@ -10,7 +10,7 @@ from typing import cast
 
 from torch import nn
 
-from contnorm.bench.components import components
+from contnorm.bench.components import components, is_user_code, load_component, user_code_error
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.mlp import MLP
@@ -25,7 +25,6 @@ from contnorm.bench.models.norm_layers import (
 from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.models.user_norms import find_run_norm
-from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.checks import nearest_groups
 from contnorm.convert.conversion import convert_norm
 from contnorm.errors import GroupsError, UserCodeError, UserError, unknown
@@ -58,7 +57,7 @@ def _initialized(
 ) -> nn.Module:
     try:
         if is_user_code(config.name):
-            return _user_model(config.name, norm, shape, outputs, total_steps)
+            return _user_model(config, norm, shape, outputs, total_steps)
         if config.name == "mlp":
             return MLP(prod(shape), outputs, config.width, norm_maker(norm, 1, total_steps))
         if config.name in ("resnet18", *DEPTHS) and len(shape) != 3:
@@ -119,12 +118,14 @@ def _grouped_widths(
     return [width for width in channels if isinstance(width, int)]
 
 
-def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int) -> nn.Module:
+def _user_model(
+    config: ModelConfig, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
+) -> nn.Module:
     """Build a user's network: ``make(input_shape, num_outputs)``, the same with ``norm``, or a copy of a network.
 
     A network that is built without ``norm``, or given as it is, has its norm layers converted to the run's norm.
     """
-    make = load_user_code(name, "model")
+    name, make = config.name, load_component("model", config.name, config.code)
     if find_run_norm(norm)[0].absorbs_activation and "apply_act" not in dict(norm.options):
         raise UserError(
             f"model {name!r}: norm {norm.name!r} contains an activation. Set norm.apply_act=false if the network "

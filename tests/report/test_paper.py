@@ -1,31 +1,47 @@
-"""Results for the paper's tables: which records a cell uses, variants of settings, and missing runs."""
+"""Tables of the paper in the report: which records a cell uses, variants of settings, fresh seeds and claims."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from contnorm.bench.config.defaults import complete
-from contnorm.bench.records import Store
-from contnorm.bench.stats import Interval, summarize_differences
+from contnorm.bench.config.schema import merge_settings
+from contnorm.bench.records import Store, load_runs
 from contnorm.errors import UserError
-from contnorm.paper.cells import cells_of, source_of
-from contnorm.paper.claims import ClaimCase, ClaimResult
+from contnorm.paper.cells import RecipeCell, cells_of, source_of
 from contnorm.paper.format import spread
 from contnorm.paper.published import find
-from contnorm.paper.recipe import Claim, find_recipe, parse_recipe, recipe_names
-from contnorm.paper.selection import RateResult, SelectedRate, Selection, covers, selection_text, with_selection
-from contnorm.report.page_views import section_view
-from contnorm.report.paper_tables import claims_csv, claims_sheet, section_sheet, tables_csv
-from contnorm.report.recipe_records import RecordFolders, cells_with_records
-from contnorm.report.sections import Section, least_favourable, sections_of
-from contnorm.report.text_tables import TextDocument, TextTable, latex, markdown
+from contnorm.paper.recipe import find_recipe, parse_recipe
+from contnorm.paper.selection import (
+    RateResult,
+    SelectedRate,
+    Selection,
+    covers,
+    find_selection,
+    selection_text,
+    with_selection,
+)
+from contnorm.report.paper import CHOSEN as CHOSEN_TITLE
+from contnorm.report.paper import (
+    FRESH,
+    ONE_FOR_ALL,
+    Section,
+    claims_document,
+    section_document,
+    sections_of,
+    table_title,
+)
+from contnorm.report.report import collect_report
+from contnorm.report.tables import markdown
 from tests.report.record_samples import make_records, six_settings
+
+ACC = {"bn": 60.0, "cn": 66.0, "gn": 50.0}
 
 CHOSEN = """
 title = "a rate for each norm"
@@ -53,8 +69,12 @@ than = { norm = "bn" }
 
 
 def only_section(name: str, root: Path) -> Section:
-    (section,) = sections_of([name], RecordFolders([root]))[0]
+    (section,) = sections_of([name], load_runs(root), [root])
     return section
+
+
+def text_of(section: Section) -> str:
+    return markdown(section_document(section))
 
 
 def test_records_of_any_precision_are_used(tmp_path: Path) -> None:
@@ -68,20 +88,6 @@ def test_records_of_any_precision_are_used(tmp_path: Path) -> None:
     assert found == {("split-cifar100", "bn"): 5, ("split-cifar100", "cn32"): 5}
     assert {record.config.train.precision for record in section.records} == {"tf32"}
     assert section.command == "contnorm paper table2 --device cuda --precision tf32"
-
-
-def test_recipe_uses_the_precision_of_most_records(tmp_path: Path) -> None:
-    recipe = find_recipe("table10")
-    make_records(recipe, tmp_path, only=lambda cell: cell.place["stream"] == "split-cifar100", precision="tf32")
-    make_records(recipe, tmp_path, seeds=4, only=lambda cell: cell.norm == "bn", precision="fp32")
-    found = cells_with_records(recipe, RecordFolders([tmp_path]).of(recipe))
-    kept = {
-        (one.cell.place["stream"], one.cell.norm): {r.config.train.precision for r in one.records.values()}
-        for one in found
-    }
-    assert kept["split-cifar100", "bn"] == {"tf32"} and kept["split-mini-imagenet", "bn"] == set()
-    assert {str(numerics) for one in found for numerics in one.left_out} == {"fp32"}
-    assert kept["split-mini-imagenet", "cn32"] == set()
 
 
 def test_run_without_tasks_ahead_fills_a_cell_that_measures_them(tmp_path: Path) -> None:
@@ -102,42 +108,6 @@ def test_run_without_tasks_ahead_fills_a_cell_that_measures_them(tmp_path: Path)
     Store(tmp_path).save(ahead, 0, {"matrix": full, "matrix_task": full})
     notes = only_section("table4", tmp_path).variants[0].remarks
     assert not any("lower bound" in note for note in notes), "the run that measured them is preferred"
-
-
-def test_first_folder_wins_for_the_same_run(tmp_path: Path) -> None:
-    recipe = find_recipe("figure3")
-    make_records(recipe, tmp_path / "a", seeds=1)
-    make_records(recipe, tmp_path / "b", seeds=2)
-    path = next((tmp_path / "a").rglob("0.json"))
-    record = Store(tmp_path / "a").load(path)
-    found = {key: value for key, value in record.raw.items() if key not in ("schema", "config", "hash", "seed", "seal")}
-    Store(tmp_path / "a").save(record.config, 0, {**found, "commit": "other"})
-    (one,) = cells_with_records(recipe, RecordFolders([tmp_path / "a", tmp_path / "b"]).of(recipe))
-    assert [record.raw["commit"] for record in one.records.values()] == ["other", "c0ffee"]
-
-
-def test_timed_runs_are_read_from_the_folder_of_their_recipe(tmp_path: Path) -> None:
-    make_records(find_recipe("table3"), tmp_path)
-    folders = RecordFolders([tmp_path])
-    (section,), _ = sections_of(["table3"], folders)
-    assert not folders.records and len(folders.timed["table3"]) == 3 * 8, "stock layers and ours"
-    lines = {line.measured.cell.norm: line for line in section.variants[0].parts[0].lines}
-    bn, cn = (
-        Store(tmp_path / "table3").find(f"{r.config.hash}")
-        for r in (lines[n].measured.records[0] for n in ("bn", "cn32"))
-    )
-    times = [[record.raw["seconds"]["train"] for record in some] for some in (bn, cn)]
-    assert lines["cn32"].values == pytest.approx([100 * (c / b - 1) for b, c in zip(*times, strict=True)])
-    assert lines["cn32"].comparison is not None and lines["cn32"].comparison.how == "ours"
-    assert set(lines["bn"].values) == {0.0} and lines["bn"].comparison is None, "no verdict on what can be no other"
-
-
-def test_broken_record_is_reported_and_the_rest_is_used(tmp_path: Path) -> None:
-    make_records(find_recipe("figure3"), tmp_path)
-    path = sorted(tmp_path.rglob("*.json"))[0]
-    path.write_text("{")
-    folders = RecordFolders([tmp_path])
-    assert len(folders.records) == 2 and str(path) in folders.problems[0]
 
 
 @pytest.fixture
@@ -182,7 +152,7 @@ def test_tuned_settings_are_a_second_variant(tmp_path: Path) -> None:
     same, best = section.variants
     assert len(same.parts) == 2
     assert [(part.title, len(part.measured)) for part in best.parts] == [("split-cifar100, single", 1)]
-    text = markdown(section_sheet(section))
+    text = text_of(section)
     assert "| cn32, lr 0.03 | ACC | 3 |" in text and "| cn32, lr 0.1 | ACC | 2 |" in text
     assert "| split-cifar100 single cn 32 | fp32 | 60.00 +- 1.00 | [62.00 +- 1.00] | 3 lost |" in text
     assert best.title == "Each norm with the settings chosen on the validation tasks"
@@ -198,22 +168,10 @@ def test_diverged_cell_is_not_shown_as_not_run(tmp_path: Path) -> None:
     (lost,) = [complete(cell.values, source_of(cell)) for cell in cells_of(recipe) if cell.norm == "cn4"]
     Store(tmp_path / "runs").save_diverged(lost, 0, "seed 0: the loss is nan.")
     section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
-    text = markdown(section_sheet(section))
+    text = text_of(section)
     assert "| cn4, lr 0.1 | ACC | 0 | diverged | 75.00 +- 1.00 ? |" in text
     assert "- split-mnist er cn4: its only seed diverged. seed 0: the loss is nan." in text.splitlines()
     assert "not run" not in text.lower(), "one cell has records, the other was lost"
-    rows = section_view(section).tables[0].groups[0].rows
-    assert [(row[2].text, row[2].kind) for row in rows][1] == ("diverged", "not")
-
-
-def test_table_with_only_diverged_cells_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(CHOSEN)
-    for cell in cells_of(parse_recipe("mine", CHOSEN, "mine.toml")):
-        Store(tmp_path / "runs").save_diverged(complete(cell.values, source_of(cell)), 1, "seed 1: the loss is nan.")
-    section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
-    text = markdown(section_sheet(section))
-    assert text.count("| diverged |") == 2 and text.count("its only seed diverged") == 2
-    assert section_view(section).tables[0].groups[0].rows[0][2].text == "diverged"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +186,7 @@ def test_variant_without_runs_is_left_out(was_run: str, left: str, tmp_path: Pat
 
 
 def test_text_table_has_our_score_the_papers_and_the_verdict(chosen: Section) -> None:
-    text = markdown(section_sheet(chosen))
+    text = text_of(chosen)
     line = chosen.variants[1].parts[0].lines[1]
     assert line.comparison is not None and line.comparison.interval is not None
     ours = spread([record.score("acc") for record in line.measured.records.values()])
@@ -237,27 +195,6 @@ def test_text_table_has_our_score_the_papers_and_the_verdict(chosen: Section) ->
     assert row in text.splitlines()
     assert "split-mnist er cn4 ACC: smudged" in text
     assert "each norm with the settings the recipe has for it" in text
-    assert row.replace("+-", r"$\pm$").replace(" | ", " & ").strip("| ") + r" \\" in latex(section_sheet(chosen))
-
-
-def test_csv_rows_are_not_rounded(chosen: Section) -> None:
-    rows = list(csv.DictReader(io.StringIO(tables_csv([chosen]))))
-    assert len(rows) == 4
-    line, last = chosen.variants[1].parts[0].lines[1], rows[-1]
-    assert (
-        line.comparison is not None
-        and float(last["mean"]) == line.comparison.mean
-        and float(last["difference"]) == line.comparison.difference
-    )
-    assert (last["norm"], last["groups"], last["doubt"], last["verdict"]) == (
-        "cn",
-        "4",
-        "smudged",
-        line.comparison.verdict,
-    )
-    cases = list(csv.DictReader(io.StringIO(claims_csv([chosen]))))
-    pair = chosen.variants[0].decided[0].cases[0].paired
-    assert pair is not None and float(cases[0]["difference"]) == pair.mean and cases[0]["pairs"] == "3"
 
 
 def test_missing_runs_are_listed(tmp_path: Path) -> None:
@@ -266,43 +203,129 @@ def test_missing_runs_are_listed(tmp_path: Path) -> None:
         tmp_path,
         only=lambda cell: cell.norm in ("bn", "cn32") and "cifar" in cell.place["stream"],
     )
-    sections, unrun = sections_of(recipe_names(), RecordFolders([tmp_path]))
+    sections = sections_of((), load_runs(tmp_path))
     assert [section.recipe.name for section in sections] == ["table10"]
-    ours = {"panel", "panel-batch", "panel-cifar10", "panel-forward"}
-    tables = {f"table{i}" for i in (1, 2, 3, 4, 5, 6, 8, 9, 11, 12, 13, 14)}
-    assert {one.name for one in unrun} == tables | {"figure2", "figure3"} | ours
-    text = markdown(section_sheet(sections[0]))
+    text = text_of(sections[0])
     (number,) = find(table="10", dataset="split-cifar100", norm="gn", metric="fm")
     assert f"| gn32 | FM | 0 | not run | {number.mean:.2f} +- {number.std:.2f} | - | - | - |" in text
     assert "- split-mini-imagenet, single: bn, brn, gn32, cn32" in text
     assert "UNDECIDED, of what is run (exploratory: 0 seeds): without replay GN forgets less than BN (FM)" in text
-    claims = markdown(claims_sheet(sections, unrun, linked=True))
-    assert "[Table 10](table10.md)" in claims and "- Table 5: Long-tailed" in claims and "multi-label streams" in claims
 
 
-@pytest.mark.parametrize(
-    ("kind", "means", "worst"),
-    [("above", [2.0, 1.0, 3.0], 1), ("under", [-2.0, -1.0, -3.0], 1), ("near", [0.2, 0.1, -0.3], 2)],
-)
-def test_least_favourable_case_supports_its_claim_least(kind: str, means: list[float], worst: int) -> None:
-    cases = []
-    for mean in means:
-        pair = summarize_differences([mean, mean + 0.01])
-        cases.append(ClaimCase(str(mean), 2, "holds", pair, pair.t))
-    none = ClaimCase("nothing", 0, "undecided", None, None)
-    claim = Claim("x", kind, "acc")  # type: ignore[arg-type]
-    assert least_favourable(ClaimResult(claim, "holds", tuple(cases))) is cases[worst]
-    assert least_favourable(ClaimResult(claim, "undecided", (*cases, none))) is none
-    refuted = ClaimCase("refuted", 2, "does not hold", None, Interval(1.1, 2.0))
-    assert least_favourable(ClaimResult(claim, "does not hold", (*cases, none, refuted))) is refuted
+def save(root: Path, cell: RecipeCell, seeds: range, shift: float = 0.0) -> None:
+    """Records of a cell: its norm's ACC and a little more with each seed; all else is equal."""
+    store = Store(root)
+    config = complete(merge_settings(cell.values, {"train": {"precision": "tf32"}}), source_of(cell))
+    for seed in seeds:
+        correct = round(1000 * (ACC[cell.place["norm"]] + shift + 0.02 * (seed * seed % 7)))
+        matrix = {"correct": [[correct, None], [correct - 1000, correct]], "total": [100_000] * 2, "before": None}
+        content: dict[str, Any] = {"matrix": matrix, "parameters": 10, "drift": {"by_task": []}}
+        store.save(config, seed, {**content, "source": {"name": "cifar100", "fingerprint": "f00d"}})
 
 
-def test_special_characters_do_not_break_text_tables() -> None:
-    sheet = TextDocument("x", "A_b", [TextTable("part", ["a|b"], [["bn* | 5 % & {x}"]])])
-    assert r"| bn\* \| 5 % & {x} |" in markdown(sheet)
-    assert r"bn* | 5 \% \& \{x\} \\" in latex(sheet)
+def cells(recipe: Any, *norms: str) -> list[RecipeCell]:
+    of = {"stream": "split-cifar100", "strategy": "er"}
+    found = [cell for cell in cells_of(recipe) if all(cell.place[key] == value for key, value in of.items())]
+    return [cell for cell in found if cell.place["norm"] in norms]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Table 2: BN and CN with five seeds at the recipe's rate; BN, CN and GN with fresh ones at the selected rates."""
+    root = tmp_path_factory.mktemp("runs")
+    recipe = find_recipe("table2")
+    refined = find_selection("table2", refined=True)
+    assert refined is not None
+    for cell in cells(recipe, "bn", "cn"):
+        save(root, cell, range(5))
+    for cell in cells(with_selection(recipe, refined), "bn", "cn", "gn"):
+        save(root, cell, range(100, 116), shift=1.0)
+    return root
+
+
+@pytest.fixture(scope="module")
+def section(runs: Path) -> Section:
+    return only_section("table2", runs)
+
+
+def test_fresh_seeds_do_not_change_the_table_of_the_others(section: Section) -> None:
+    one, fresh = section.variants
+    assert one.title == ONE_FOR_ALL and fresh.title == f"{FRESH}, {CHOSEN_TITLE[0].lower()}{CHOSEN_TITLE[1:]}"
+    shown = {m.cell.norm: sorted(m.records) for part in one.parts for m in part.measured if m.records}
+    assert shown == {"bn": [0, 1, 2, 3, 4], "cn32": [0, 1, 2, 3, 4]}
+    shown = {m.cell.norm: sorted(m.records) for part in fresh.parts for m in part.measured if m.records}
+    assert shown == {norm: list(range(100, 116)) for norm in ("bn", "gn32", "cn32")}
+
+
+def test_claims_are_listed_once_for_each_choice_of_settings(section: Section) -> None:
+    listed = [(result.claim.says, result.evidence) for _, result in section.claims if result.measured]
+    evidence = [evidence for says, evidence in listed if says == "CN has the best ACC of all norms"]
+    assert evidence == ["exploratory", "staged"], "at the recipe's rate, and at the selected rates"
+    by_claim = {result.claim.says: result for _, result in section.claims if result.evidence == "staged"}
+    result = by_claim["BN learns new tasks better than GN (LA)"]
+    assert result.outcome == "holds" and result.evidence_text == "staged: 16 seeds"
+    assert result.not_run
+
+
+def test_exploratory_claims_stay_below_the_first_stage(tmp_path: Path) -> None:
+    """With seven fresh seeds no stage is reached: the claims are those of the exploratory seeds."""
+    recipe = find_recipe("table10")
+    bn_cn = [c for c in cells_of(recipe) if c.place["stream"] == "split-cifar100" and c.place["norm"] in ("bn", "cn")]
+    for cell in bn_cn:
+        save(tmp_path, cell, range(5))
+        save(tmp_path, cell, range(100, 115))
+    section = only_section("table10", tmp_path)
+    measured = [result for _, result in section.claims if result.measured]
+    assert [result.evidence for result in measured] == ["exploratory"] and measured[0].outcome == "undecided"
+    for cell in bn_cn:
+        save(tmp_path, cell, range(115, 116))
+    section = only_section("table10", tmp_path)
+    assert [result.evidence for _, result in section.claims if result.measured] == ["staged"]
+    assert section.command.splitlines() == [
+        "contnorm paper table10 --precision tf32",
+        "contnorm paper table10 --precision tf32 --until-decided",
+    ]
+
+
+def test_undecided_claims_are_counted_at_the_top(section: Section) -> None:
+    text = markdown(claims_document([section]))
+    results = [result for _, result in section.claims if result.measured]
+    undecided = sum(result.outcome == "undecided" for result in results)
+    staged = [result for result in results if result.evidence == "staged"]
+    assert undecided and staged and f"\n- {undecided} of {len(results)} claims are undecided: " in text
+    assert "| holds, of what is run | BN learns new tasks better than GN (LA) |" in text
+
+
+def test_section_has_staged_cases_and_both_grids(section: Section) -> None:
+    text = text_of(section)
+    assert "## HOLDS, of what is run (staged: 16 seeds): BN learns new tasks better than GN (LA) (la)" in text
+    assert "| case | difference | interval | seeds | outcome |" in text
+    assert re.search(r"\| split-cifar100 er bn against gn32 \| \+10\.00 \| .* \| 16 \| holds \(higher\) \|", text)
+    assert "## Learning rates tried on the validation tasks, in a refined grid, for the fresh seeds" in text
+    assert text.count("```bash") == 2 and "--until-decided" in text and text.count("## Learning rates tried") == 2
+
+
+def test_table_of_our_own_has_questions_and_selected_rates_only(runs: Path) -> None:
+    report = collect_report(runs, ["panel"])
+    (section,) = report.sections
+    assert table_title(section.recipe).startswith("Panel: ") and section.recipe.ours
+    assert [variant.title for variant in section.variants if variant.run] == [
+        f"{FRESH}, {CHOSEN_TITLE[0].lower()}{CHOSEN_TITLE[1:]}"
+    ]
+    text = markdown(claims_document(report.sections))
+    assert "## Questions of our own" in text and "claims are undecided" not in text
+    assert re.search(r"\| holds, of what is run \| Is CN over BN in ACC\? \|", text)
+
+
+def test_timed_runs_are_read_from_the_folder_of_their_recipe(tmp_path: Path) -> None:
+    make_records(find_recipe("table3"), tmp_path)
+    section = only_section("table3", tmp_path)
+    lines = {line.measured.cell.norm: line for line in section.variants[0].parts[0].lines}
+    bn, cn = ([record.seconds["train"] for record in lines[norm].measured.records.values()] for norm in ("bn", "cn32"))
+    assert lines["cn32"].values == pytest.approx([100 * (c / b - 1) for b, c in zip(bn, cn, strict=True)])
+    assert set(lines["bn"].values) == {0.0} and lines["bn"].comparison is None, "no verdict on what can be no other"
 
 
 def test_unknown_recipe_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown recipe 'tabel2'"):
-        sections_of(["tabel2"], RecordFolders([tmp_path]))
+        sections_of(["tabel2"], load_runs(tmp_path))

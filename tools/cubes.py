@@ -1,24 +1,23 @@
 """The paper's cube diagram: which values of a feature map share moments in each norm.
 
 Each cube is a batch of feature maps with the axes samples (N), channels (C) and positions (H, W). Blue values share
-moments across samples, orange ones within a sample. Draw it with ``python -m contnorm.report.cubes OUT.svg [dark]``.
+moments across samples, orange ones within a sample.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
 
 from contnorm.bench.figures import COLORS
-from contnorm.report.svg import figure_style, svg_file, with_figure_style
+from tools.svg import with_figure_style
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["DESCRIPTION", "cubes_figure", "draw_cubes"]
+__all__ = ["DESCRIPTION", "cubes_figure"]
 
 SAMPLES, CHANNELS, POSITIONS = 4, 6, 5
 GROUP = 3  # channels in a group
@@ -71,33 +70,9 @@ ROWS: tuple[tuple[tuple[str, tuple[Cube, ...]], ...], ...] = (
 )
 
 
-def draw_cubes(path: str | Path, scheme: str = "light") -> None:
-    """Draw the diagram to a file, in the format of its suffix; the output is deterministic.
-
-    Args:
-        path: The file, an SVG or another format of matplotlib.
-        scheme: Colors of an SVG: ``"light"`` or ``"dark"``.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     draw_cubes(Path(folder) / "cubes.svg")
-        ...     (Path(folder) / "cubes.svg").read_text()[:4]
-        '<svg'
-    """
-    figure = cubes_figure()
-    if str(path).endswith(".svg"):
-        Path(path).write_text(svg_file(figure, DESCRIPTION, scheme), encoding="utf-8")
-    else:
-        with figure_style():
-            figure.savefig(path, dpi=150, facecolor="white")
-
-
 @with_figure_style
 def cubes_figure() -> Figure:
     """The diagram, with a row of norms across or within samples, and a row for continual norm."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
     axes = figure.add_axes((0, 0, 1, 1))
     for row, panels in enumerate(ROWS):
@@ -146,9 +121,6 @@ def _cube(axes: Axes, left: float, bottom: float, colour: str, painted: IsPainte
 
 def _faces(axes: Axes, left: float, bottom: float, faces: Sequence[Corners], colour: Any) -> None:
     """Draw faces of one color as one path, which keeps the file small."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path as Outline
-
     outlines = [Outline([(left + x, bottom + y) for x, y in (*face, face[0])], closed=True) for face in faces]
     outline = Outline.make_compound_path(*outlines)
     axes.add_patch(PathPatch(outline, facecolor=colour, edgecolor=EDGE, linewidth=0.7))
@@ -161,9 +133,3 @@ def _arrow(axes: Axes, x: float, bottom: float) -> None:
         xytext=(x, bottom + POSITIONS / 2),
         arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.6},
     )
-
-
-if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        raise SystemExit("usage: python -m contnorm.report.cubes OUT.svg [light|dark]")
-    draw_cubes(*sys.argv[1:])

@@ -1,6 +1,6 @@
-"""Turns matplotlib figures into inline SVG for the page.
+"""Turns matplotlib figures into SVG files for the documentation.
 
-The page has light and dark mode, so ink becomes `currentColor` and the colors of series become CSS variables. Text
+Pages have light and dark mode, so ink becomes `currentColor` and the colors of series become CSS variables. Text
 stays text, which can be searched, copied and read by screen readers. What a page does not need (metadata, unused ids,
 clip paths, digits below a hundredth of a pixel) is removed, and the same figure always gives the same bytes.
 """
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib
+from matplotlib.figure import Figure
 
 from contnorm.bench.escape import escape_html
 from contnorm.bench.figures import COLORS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["ID_PREFIX", "SCHEMES", "figure_style", "scheme_colors", "svg_file", "svg_of", "with_figure_style"]
 
@@ -73,8 +73,6 @@ def figure_style() -> Iterator[None]:
 
     Entering it again inside costs nothing; entering it for each figure would take a tenth of the time of a page.
     """
-    import matplotlib
-
     if matplotlib.rcParams["svg.hashsalt"] == STYLE["svg.hashsalt"]:
         yield
         return
@@ -84,8 +82,6 @@ def figure_style() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _style() -> Any:
-    import matplotlib
-
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if key.startswith(STYLE_GROUPS)}
     return {**defaults, **STYLE}
 
@@ -101,13 +97,12 @@ def with_figure_style(draw: Callable[P, R]) -> Callable[P, R]:
     return styled
 
 
-def svg_of(figure: Figure, description: str, tooltips: Mapping[str, Sequence[str]] | None = None) -> str:
+def svg_of(figure: Figure, description: str) -> str:
     """Inline SVG of a figure.
 
     Args:
         figure: The figure; its facecolor should be transparent.
         description: Text for screen readers.
-        tooltips: For artists with a gid, the tooltip of each of their markers.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -118,8 +113,6 @@ def svg_of(figure: Figure, description: str, tooltips: Mapping[str, Sequence[str
     with figure_style():
         figure.savefig(file, format="svg", metadata={"Date": None}, dpi=72)
     text = CLIP_PATHS.sub("", CODE.sub("", file.getvalue()))
-    for gid, titles in (tooltips or {}).items():
-        text = _with_titles(text, gid, titles)
     references = {name: f"{ID_PREFIX}{number}" for number, name in enumerate(dict.fromkeys(REFERENCED.findall(text)))}
     text = TAG.sub(lambda match: _compact_tag(match[0], references), text)
     text = re.sub(r'<path [^>]*style="fill: none"/>', "", text)  # cells of a heat map without a value
@@ -170,18 +163,6 @@ def svg_file(figure: Figure, description: str, scheme: str = "light") -> str:
     width, height = (72 * inches for inches in (figure.get_figwidth(), figure.get_figheight()))
     size = f'width="{width:g}" height="{height:g}" font-family="system-ui, sans-serif" '
     return re.sub(r'(viewBox="[^"]*" )(?:class="narrow" style="[^"]*" )?', rf"\1{size}", text, count=1) + "\n"
-
-
-def _with_titles(text: str, gid: str, titles: Sequence[str]) -> str:
-    """Give the markers of the group with this id their tooltips, in order."""
-    start = text.index(f'<g id="{gid}">')
-    end = text.find('<g id="', start + 1)
-    end = len(text) if end < 0 else end
-    rest = iter(titles)
-    group = re.sub(
-        r"<use [^>]*/>", lambda match: f"<g><title>{escape_html(next(rest))}</title>{match[0]}</g>", text[start:end]
-    )
-    return text[:start] + group + text[end:]
 
 
 def _share_style(uses: re.Match[str]) -> str:
