@@ -52,13 +52,6 @@ def test_page_has_no_elements_of_records(runs: Runs, tmp_path: Path) -> None:
     assert not CONTROLS & set(html) and "<img" not in html and "<script" not in html and "\\x1b[2J" in html
 
 
-def test_figure_and_table_of_a_diagnosis(tmp_path: Path) -> None:
-    found = Diagnosis("Net", (HOSTILE, "$\\frac{"), (), (50.0, 50.0), (50.0, 50.0), (50.0, 50.0))
-    found.draw(tmp_path / "effect.svg")
-    text = (tmp_path / "effect.svg").read_text()
-    assert not CONTROLS & set(found.table()) and not CONTROLS & set(text) and "<script" not in text
-
-
 @pytest.mark.parametrize(
     ("function", "text", "escaped"),
     [
