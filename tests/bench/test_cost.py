@@ -13,8 +13,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.cost import CostModel, Timing, count_steps, estimate_seconds, recorded_timings
 from contnorm.bench.engine.execute import plan_groups
 from contnorm.bench.engine.run import Run, RunOptions
-from contnorm.bench.records import Store
-from contnorm.bench.runs import load_runs
+from contnorm.bench.records import Store, load_runs
 
 RECORDS = Path(__file__).resolve().parent.parent.parent / "docs" / "records"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +24,6 @@ from contnorm.bench.config.sources import (
     parse_assignments,
 )
 from contnorm.bench.launchers import create_launcher
-from contnorm.bench.user_code import check_files, code_files, only_trusted
 from contnorm.cli.common import (
     DEVICE_HELP,
     THREADS_HELP,
@@ -36,7 +35,6 @@ from contnorm.cli.common import (
     LogEvery,
     MemoryMoments,
     RunsFolder,
-    TrustCode,
     importing_torch,
 )
 from contnorm.errors import UserError
@@ -107,7 +105,6 @@ _EXECUTION: dict[str, tuple[Any, Any]] = {
     "launcher": (LauncherName, None),
     "address": (Address, None),
     "launcher_set": (LauncherSettings, None),
-    "trust_code": (TrustCode, None),
     "config": (Annotated[Path | None, typer.Option(help="TOML file of settings.")], None),
     "set_": (
         Annotated[
@@ -163,24 +160,15 @@ class Request:
         missing = self.execution["allow_missing"]
         return bench.load_stream(root=self.execution["data_root"], allow_missing=missing, **settings)
 
+    def importing(self) -> AbstractContextManager[None]:
+        """Return the context for the first import of torch, with which a GPU is initialized."""
+        execution = self.execution
+        return importing_torch(execution["device"], in_workers=bool(execution["devices"] or execution["launcher"]))
+
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `bench.run` that say how runs are executed."""
         names = ("device", "devices", "lanes", "threads", "memory_moments", "runs", "log", "log_every", "log_dir")
         return {**{name: self.execution[name] for name in names}, "launcher": self.launcher}
-
-    @contextmanager
-    def importing(self) -> Iterator[None]:
-        """Context that imports torch, and allows the execution of code that the command line names."""
-        execution = self.execution
-        named: list[Path] = []
-        for setting in self.typed:  # code that is named only in the file of settings is not executed
-            group, _, name = setting.key.partition(".")
-            for value in setting.value if isinstance(setting.value, list) else [setting.value]:
-                named += code_files({group: {name: value}})
-        with importing_torch(execution["device"], in_workers=bool(execution["devices"] or execution["launcher"])):
-            _ = bench.run  # names are imported on first use
-        with only_trusted([*check_files(execution["trust_code"] or []), *named]):
-            yield
 
 
 def takes_settings(command: Callable[..., Any]) -> Callable[..., Any]:

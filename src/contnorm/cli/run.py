@@ -98,13 +98,13 @@ def run(
     with request.importing():
         stream = request.load_stream(of_stream)
         arguments |= request.arguments()
-        if not is_sweep:
-            raise typer.Exit(_run(stream, arguments, console))
-        names = [_AXIS_OF_FLAG.get(name.strip(), name.strip()) for name in by.split(",")]
-        arguments |= {"validation": validation, "score": score, "by": names}
-        raise typer.Exit(
-            show_result(lambda shown: bench.sweep(stream, progress=shown, **arguments), request, plot, json_, console)
-        )
+    if not is_sweep:
+        raise typer.Exit(_run(stream, arguments, console))
+    names = [_AXIS_OF_FLAG.get(name.strip(), name.strip()) for name in by.split(",")]
+    arguments |= {"validation": validation, "score": score, "by": names}
+    raise typer.Exit(
+        show_result(lambda shown: bench.sweep(stream, progress=shown, **arguments), request, plot, json_, console)
+    )
 
 
 def _run(stream: bench.Stream, arguments: dict[str, Any], console: Console) -> int:

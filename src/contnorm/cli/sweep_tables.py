@@ -91,7 +91,6 @@ def _test_command(trial: Trial, result: SweepResult, request: Request) -> str:
         if execution[name] not in (None, default):
             parts += [f"--{name.replace('_', '-')}", str(execution[name])]
     parts += [f"--{name.replace('_', '-')}" for name in ("allow_missing", "memory_moments") if execution[name]]
-    parts += [part for file in execution["trust_code"] or () for part in ("--trust-code", str(file))]
     return shlex.join([*parts, "--seeds", str(len(result.seeds))])
 
 

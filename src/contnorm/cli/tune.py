@@ -16,7 +16,6 @@ from rich.console import Console
 from contnorm import bench, paper
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.grid import REFINEMENTS, Refine
-from contnorm.bench.user_code import check_files
 from contnorm.cli.common import console
 from contnorm.cli.examples import Example, examples
 from contnorm.cli.options import Request, takes_settings
@@ -80,19 +79,21 @@ def tune(
     if refine not in (None, "none", *REFINEMENTS):
         raise unknown("--refine", str(refine), [*REFINEMENTS, "none"])
     refinement: Refine | None = None if refine == "none" else "around" if refine == "around" else "between"
+    if recipe is not None:
+        used = None if refine is None else refinement
+        with request.importing():
+            options = _recipe_options(request, seeds, extend or 0, used, out)
+        raise typer.Exit(tune_recipe(recipe, options, console))
+    if not any(setting.key == "stream.name" for setting in request.typed):
+        raise UserError("tune: give a recipe, such as table2, or --stream. See `contnorm ls streams`.")
+    of_stream, settings = request.settings()
+    arguments: dict[str, Any] = {"settings": settings, "seeds": seeds, "over": over, "score": score}
     with request.importing():
-        if recipe is not None:
-            used = None if refine is None else refinement
-            raise typer.Exit(tune_recipe(recipe, _recipe_options(request, seeds, extend or 0, used, out), console))
-        if not any(setting.key == "stream.name" for setting in request.typed):
-            raise UserError("tune: give a recipe, such as table2, or --stream. See `contnorm ls streams`.")
-        of_stream, settings = request.settings()
         stream = request.load_stream(of_stream)
-        arguments: dict[str, Any] = {"settings": settings, "seeds": seeds, "over": over, "score": score}
         arguments |= {"extensions": 3 if extend is None else extend, "refine": refinement, **request.arguments()}
-        raise typer.Exit(
-            show_result(lambda shown: bench.tune(stream, progress=shown, **arguments), request, plot, json_, console)
-        )
+    raise typer.Exit(
+        show_result(lambda shown: bench.tune(stream, progress=shown, **arguments), request, plot, json_, console)
+    )
 
 
 def _recipe_options(
@@ -121,7 +122,6 @@ def _recipe_options(
         request.execution["data_root"],
         request.runs,
         out,
-        check_files(request.execution["trust_code"] or []),
         extensions=extensions,
         refine=refine,
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from contnorm.bench.cost import CostModel, Timing
 from contnorm.bench.engine.execute import group_runs
 from contnorm.bench.engine.run import Run
-from contnorm.bench.runs import load_runs
+from contnorm.bench.records import load_runs
 from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe import find_recipe, recipe_names
 from contnorm.paper.recipe_runs import config_of

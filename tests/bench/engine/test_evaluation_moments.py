@@ -25,8 +25,7 @@ from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.loop import train_lanes
 from contnorm.bench.engine.run import Event, Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.record import Record
-from contnorm.bench.records import Store
+from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserError

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
 
-from contnorm.bench.api.identity import identify
 from contnorm.bench.api.stream import Stream
+from contnorm.bench.components import Component, Kind
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import flatten_settings
 from contnorm.bench.config.sources import RUN_ARGUMENTS, with_setting
 from contnorm.bench.engine.run import Run
+from contnorm.bench.identity import identify
 from contnorm.bench.memories import Memory
-from contnorm.bench.models.user_norms import built_in_name, norm_code
+from contnorm.bench.models.user_norms import built_in_name
 from contnorm.bench.strategies.base import Strategy
-from contnorm.bench.user_code import PythonObject, python_objects
 from contnorm.errors import UserError, unknown
-from contnorm.registry import NORMS
 
 __all__ = ["ARGUMENTS", "DEFAULT_NORM", "DEFAULT_STRATEGY", "Model", "Norm", "resolve_run"]
 
@@ -36,24 +35,19 @@ ARGUMENTS = (*RUN_ARGUMENTS, "settings", "tag")  # of `run` that describe an exp
 _BASES: dict[str, type] = {"strategy": Strategy, "memory": Memory}
 
 
-def resolve_run(
-    stream: Stream, arguments: Mapping[str, Any], recorded: bool, known: dict[str, PythonObject] | None = None
-) -> Run:
+def resolve_run(stream: Stream, arguments: Mapping[str, Any], recorded: bool) -> Run:
     """Check and complete the settings of an experiment; returns its run with seed 0.
 
     Args:
         stream: The stream.
         arguments: Arguments of `run`: those of `ARGUMENTS`.
         recorded: Whether runs are recorded, so that Python objects need an identity.
-        known: Objects of other experiments, to which those of this one are added. Without a record, an object that has
-            no identity, such as a lambda, gets a name that none of them has.
     """
-    known = {} if known is None else known
     for name in arguments:
         if name not in ARGUMENTS:
             raise unknown("argument of an experiment", str(name), ARGUMENTS)
     given: dict[str, tuple[str, Any]] = {}  # by setting key: the argument and its value
-    objects: dict[str, PythonObject] = {}
+    objects: list[Component] = []
 
     def give(argument: str, key: str, value: Any) -> None:
         value = value.item() if isinstance(value, np.generic) else value
@@ -74,32 +68,18 @@ def resolve_run(
             give(f"{argument}={type(value).__name__}(...)", own_key, own_value)
         if key not in settings:
             _check_object(argument, value)
-            name, python_object = _named(value, argument, arguments.get("tag"), recorded, known)
-            name = f"{name}:{argument}" if name in objects else name  # a strategy and a network with the same tag
-            known[name] = objects[name] = python_object
-            give(argument, key, name)
+            found = identify(value, cast(Kind, argument), arguments.get("tag"), recorded)
+            give(argument, key, found.name)
+            if found.code is not None:
+                give(argument, f"{key.partition('.')[0]}.code", found.code)
+            objects.append(found)
     for key, value in flatten_settings(arguments.get("settings") or {}).items():
         give(f"settings[{key!r}]", key, value)
-    norm = arguments.get("norm")
-    info = NORMS.get(norm.strip().lower()) if isinstance(norm, str) else None
-    if info is not None and info.layers and not info.origin.package:  # worker processes load plugins themselves
-        objects[info.name] = PythonObject(info, norm_code(info.name))
     defaults = {"norm": {"name": str(DEFAULT_NORM)}, "strategy": {"name": str(DEFAULT_STRATEGY)}, **stream.defaults}
     values: dict[str, Any] = {**defaults, "stream": stream.settings}
     for key, (_, value) in given.items():
         values = with_setting(values, key, value)
-    with python_objects(objects):
-        return Run(resolve(values, stream.root or Path("data")), 0, objects)
-
-
-def _named(
-    value: Any, argument: str, tag: str | None, recorded: bool, known: Mapping[str, PythonObject]
-) -> tuple[str, PythonObject]:
-    """Return the name of an object in the settings, and the object; no other object of the call has the name."""
-    name, python_object = identify(value, argument, tag, recorded)
-    while tag is None and python_object.code is None and name in known and known[name].value is not value:
-        name += "'"
-    return name, python_object
+    return Run(resolve(values, stream.root or Path("data")), 0, objects)
 
 
 def _settings_of(value: object, key: str, base: type | None) -> dict[str, Any]:

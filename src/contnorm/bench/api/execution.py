@@ -16,6 +16,7 @@ from rich.console import Console
 
 from contnorm.bench.api.progress import RunMonitor, RunProgress
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs, restored_random_state
+from contnorm.bench.components import own_code
 from contnorm.bench.data.progress import load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
 from contnorm.bench.data.store import find_stored
@@ -303,8 +304,8 @@ def resume(
     for stopped in unfinished_runs(folder):
         if stopped.config is None:
             problems.append(f"{stopped.folder}: its settings can't be read. Repeat the command that started it.")
-        elif any("code" in values and values["code"] is not None for values in stopped.config.as_dict().values()):
-            problems.append(f"{stopped.folder}: uses code of yours. Repeat the command that started it to resume it.")
+        elif reason := own_code(stopped.config):
+            problems.append(f"{stopped.folder}: {reason}. Repeat the command that started the run to resume it.")
         else:
             was = stopped.note["circumstances"]
             key = stopped.folder.parent.parent, was["device"], was.get("threads", 1), *stopped.note["options"].items()

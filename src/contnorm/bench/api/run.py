@@ -16,13 +16,13 @@ from contnorm.bench.api.progress import RunMonitor
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run_logs import Loggers, LogOptions
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
+from contnorm.bench.components import components_of, loading_user_code
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.launch import Launcher
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.memories import Memory
 from contnorm.bench.records import make_record
 from contnorm.bench.strategies.base import Strategy
-from contnorm.bench.user_code import PythonObject, loading_user_code
 from contnorm.errors import UserError
 
 __all__ = ["DivergedError", "find_stream", "run", "run_all", "run_experiments"]
@@ -170,8 +170,7 @@ def run_all(stream: Stream | str, experiments: Sequence[Mapping[str, Any]], **op
         ('bn', 0.1)
     """
     stream = find_stream(stream)
-    recorded, known = options.get("runs") is not None, dict[str, PythonObject]()
-    runs = [resolve_run(stream, one, recorded, known) for one in experiments]
+    runs = [resolve_run(stream, one, options.get("runs") is not None) for one in experiments]
     results = run_experiments(stream, runs, **options)
     for result in results:
         if isinstance(result, UserError):
@@ -262,4 +261,4 @@ def _result(
         return DivergedError(" ".join(diverged.values()))
     for reason in diverged.values():
         logging.getLogger("contnorm").warning(reason)
-    return Result(records, diverged=diverged, stream=stream, weights=weights, objects=one.objects)
+    return Result(records, diverged=diverged, stream=stream, weights=weights, objects=components_of(one.config))

@@ -13,8 +13,16 @@ import numpy as np
 import torch
 
 from contnorm.bench.engine.run import Event, Run
-from contnorm.bench.loggers import LoggedRun, Logger, create_logger, default_log_folder
-from contnorm.bench.loggers.metric_names import loss_metrics, score_metrics, system_metrics, task_metrics
+from contnorm.bench.loggers import (
+    LoggedRun,
+    Logger,
+    create_logger,
+    default_log_folder,
+    loss_metrics,
+    score_metrics,
+    system_metrics,
+    task_metrics,
+)
 from contnorm.bench.records import make_record
 from contnorm.errors import UserError, check_count
 

@@ -31,7 +31,6 @@ from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.streams import tasks
-from contnorm.bench.user_code import PythonObject
 from contnorm.errors import UserError, unknown
 
 __all__ = ["HOLDOUT", "Sweep", "SweepGrid", "SweepInterrupted", "check_score", "sweep"]
@@ -222,7 +221,6 @@ class Sweep:
         self._store = None if runs is None else Store(Path(runs).expanduser())
         self._of_config: dict[RunConfig, list[Trial]] = {}
         self._records: dict[RunConfig, dict[int, Record]] = {}
-        self._objects: dict[str, PythonObject] = {}
         lower = score.startswith("fm")
         over = "with one seed" if len(self.seeds) == 1 else f"mean over {len(self.seeds)} seeds"
         ties = tuned or ("lr" if "lr" in grid.axes else None)
@@ -238,7 +236,7 @@ class Sweep:
     def run(self, trials: Sequence[Trial]) -> None:
         """Run some settings; their scores are entered into the result. The rule of choice is printed before."""
         recorded = self._store is not None
-        experiments = [resolve_run(self._stream, trial.arguments, recorded, self._objects) for trial in trials]
+        experiments = [resolve_run(self._stream, trial.arguments, recorded) for trial in trials]
         if self._console is not None and not self.result.trials:
             self._console.print(Text(f"Rule: {self.result.rule}"), soft_wrap=not self._console.is_terminal)
         for trial, one in zip(trials, experiments, strict=True):

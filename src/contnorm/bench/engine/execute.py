@@ -11,7 +11,15 @@ from typing import Any
 import torch
 
 from contnorm.atomic_files import write_atomically
-from contnorm.bench.components import Component, components_of, share_components
+from contnorm.bench.components import (
+    Component,
+    Kind,
+    components_of,
+    has_user_frame,
+    share_components,
+    user_code_error,
+    user_parts,
+)
 from contnorm.bench.cost import CostModel, recorded_timings
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
@@ -20,12 +28,10 @@ from contnorm.bench.engine.loop import Lane, train_lanes
 from contnorm.bench.engine.provenance import current_device, numerics, provenance
 from contnorm.bench.engine.run import Event, Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.local_imports import search_path, use_search_path
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.bench.streams.image_store import DeviceImages
 from contnorm.bench.unfinished import ENDING, is_locked
-from contnorm.bench.user_code import breaks_in, code_hash, only_trusted, python_objects, trusted_files, user_code_error
 from contnorm.errors import UserCodeError, UserError, usable
 
 __all__ = ["Work", "execute", "group_runs", "plan_groups"]
@@ -157,16 +163,12 @@ class Work:
     Attributes:
         options: How runs are executed.
         prepare: Called with the name of a data set before it is loaded in this process.
-        components: Components that a program or a plugin registered in this process.
-        path: The search path for local modules.
-        trusted: Files of user code that may be executed; None for all.
+        components: Components of the runs that are registered or passed in this process.
     """
 
     options: RunOptions
     prepare: Callable[[str], object] | None = None
     components: Sequence[Component] = ()
-    path: tuple[str, ...] = ()
-    trusted: Any = None
 
     def __post_init__(self) -> None:
         self._plans: dict[str, PlanCache] = {}
@@ -174,15 +176,9 @@ class Work:
 
     @classmethod
     def of(cls, runs: Sequence[Run], options: RunOptions, prepare: Callable[[str], object] | None = None) -> Work:
-        """Return the work of some runs, with the registered components that their settings name."""
+        """Return the work of some runs, with the components of this process that their settings name."""
         configs = dict.fromkeys(run.config for run in runs)
-        named = dict.fromkeys(component for config in configs for component in components_of(config.as_dict()))
-        components = [
-            replace(component, code=code_hash(component.name, component.kind))
-            for component in named
-            if component.kind != "dataset"  # data is sent, or loaded by the worker
-        ]
-        return cls(options, prepare, components, search_path(), trusted_files())
+        return cls(options, prepare, list(dict.fromkeys(part for config in configs for part in components_of(config))))
 
     def __getstate__(self) -> dict[str, Any]:
         options = replace(self.options, launcher=None)
@@ -195,13 +191,9 @@ class Work:
             group: The runs.
             stop: Called often; once it returns True, the runs stop at the next step and are saved.
         """
-        use_search_path(self.path)
         share_components(self.components)
         options, device = self.options, self.options.torch_device
-        objects = {name: value for run in group for name, value in run.objects.items()}
         with ExitStack() as stack:
-            stack.enter_context(only_trusted(self.trusted))
-            stack.enter_context(python_objects(objects))
             stack.enter_context(current_device(device))
             stack.enter_context(numerics(group[0].config.train, options.threads))
             started, lanes = time.perf_counter(), list[Lane]()
@@ -279,8 +271,7 @@ class Work:
         for run in runs:
             with raise_on_stop():
                 plans = self.load(run.source)
-            with python_objects(run.objects):
-                Trainer(run.config, 0, plans.source, torch.device("cpu"), plans=plans)
+            Trainer(run.config, 0, plans.source, torch.device("cpu"), plans=plans)
 
 
 @contextmanager
@@ -296,8 +287,10 @@ def _error_context(lanes: Sequence[Lane]) -> Iterator[None]:
         run, trainer = lanes[0].run, lanes[0].trainer
         when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
         saved = f"{lanes[0].saved} steps are saved"
-        for what in ("strategy", "norm", "model"):
-            if breaks_in(error, name := getattr(run.config, what).name):
-                raise UserCodeError(f"{user_code_error(error, what, name, when)} ({saved})") from error
+        parts: dict[Kind, tuple[str, str | None]] = user_parts(run.config)
+        parts.pop("memory", None)
+        if parts and has_user_frame(error):
+            kind, (name, _) = next(iter(parts.items()))
+            raise UserCodeError(f"{user_code_error(error, kind, name, when, parts)} ({saved})") from error
         error.add_note(f"seed {run.seed}, {when}; {saved}.")
         raise

@@ -19,14 +19,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import torch
 
+from contnorm.bench.components import is_installed
 from contnorm.bench.launchers import create_launcher
-from contnorm.bench.local_imports import is_installed
 from contnorm.bench.signals import child_processes
 from contnorm.errors import UserError
 
@@ -229,7 +228,7 @@ def pickle_all(values: Sequence[object]) -> list[bytes]:
         if name != "__main__"
         and isinstance(file := getattr(module, "__file__", None), str)
         and getattr(module, "__name__", None) == name
-        and not is_installed(Path(file).resolve())
+        and not is_installed(file)
     ]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)

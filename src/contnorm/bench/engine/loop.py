@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from contnorm.bench.components import is_user_code
 from contnorm.bench.engine.checkpoint import CheckpointWriter, load_checkpoint
 from contnorm.bench.engine.cuda_graph import stepper_for
 from contnorm.bench.engine.evaluate import Measurements, evaluate_ahead, evaluate_task, run_results, task_scores
 from contnorm.bench.engine.run import Event, Kind, Run
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.signals import StopRequested, raise_on_stop
-from contnorm.bench.user_code import is_user_code
 from contnorm.moments.reestimate import NonFiniteMomentsError
 
 try:

@@ -16,12 +16,11 @@ import torch
 from torch import nn
 
 import contnorm
-from contnorm.bench.components import components_of
+from contnorm.bench.components import components_of, is_user_code
 from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.run import Run
-from contnorm.bench.user_code import is_user_code
 from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
 from contnorm.kernels.cpp.library import unavailable_reason
 from contnorm.kernels.triton.convolution.table import EMPTY, ConvolutionTable
@@ -123,10 +122,8 @@ def provenance(
         convolutions: The table of convolution kernels of the run.
     """
     config, on_cpu, details = run.config, dict[str, str](), dict[str, Any]()
-    model = run.objects.get(config.model.name)
-    origins = [component.origin for component in components_of(config.as_dict())]
-    if config.norm.name in NORMS:
-        origins.append(NORMS[config.norm.name].origin)
+    parts = components_of(config)
+    origins = [part.origin for part in parts] + ([NORMS[config.norm.name].origin] if config.norm.name in NORMS else [])
     if device.type == "cpu":
         kernel = cn_kernel(config)
         on_cpu = {"instructions": cpu_instructions(), **({} if kernel is None else {"cn_kernel": kernel})}
@@ -136,7 +133,7 @@ def provenance(
         details = {"images": images, **counts}
     else:
         details = dict(source.details)
-    shared_weights = model is not None and isinstance(model.value, nn.Module)
+    shared_weights = any(part.kind == "model" and isinstance(part.target, nn.Module) for part in parts)
     return {
         **({"initial_weights": "those of the given module, for all seeds"} if shared_weights else {}),
         "versions": {

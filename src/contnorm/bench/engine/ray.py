@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from contnorm.bench.components import user_code_is_loading
 from contnorm.bench.engine.launch import LAST_WORDS, PATIENCE, Launcher, pickle_all
 from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.optional_libraries import import_library
-from contnorm.bench.user_code import user_code_is_loading
 from contnorm.errors import UserError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from contnorm.bench.components import find_component
+from contnorm.bench.components import Component, find_component
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.progress import cores
 from contnorm.bench.data.registry import Source, load_source
@@ -19,7 +19,6 @@ from contnorm.bench.engine.launch import Launcher, find_launcher, list_devices
 from contnorm.bench.hardware_queues import request_hardware_queues
 from contnorm.bench.metrics.task_scores import TaskScores
 from contnorm.bench.records import Store
-from contnorm.bench.user_code import PythonObject
 from contnorm.errors import UserError, check_count
 
 __all__ = ["Event", "Kind", "Run", "RunOptions", "find_device"]
@@ -34,7 +33,7 @@ class Run:
     Attributes:
         config: The resolved settings.
         seed: The seed.
-        objects: The Python objects that the settings name, such as a network. The settings identify them.
+        objects: The Python objects that the settings name, such as a network, which are kept by this.
 
     Example:
         >>> Run(RunConfig(), 0) == Run(RunConfig(), 0)
@@ -43,7 +42,10 @@ class Run:
 
     config: RunConfig
     seed: int
-    objects: Mapping[str, PythonObject] = field(default_factory=dict, compare=False, repr=False)
+    objects: Sequence[Component] = field(default=(), compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "objects": ()}  # a worker gets them with its `Work`
 
     @property
     def source(self) -> str:
@@ -141,7 +143,7 @@ class RunOptions:
             return self.sources[name]
         if "@" in name and find_stored(name, self.data_root) is None:
             component = find_component("dataset", name.partition("@")[0])
-            stream: Any = None if component is None else component.load()
+            stream = None if component is None else component.load()
             if stream is None or stream(self.data_root).source.name != name:
                 raise UserError(
                     f"data set {name!r}: is not under {self.data_root}. Add it again with `contnorm data add`, set "

@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 
 import cloudpickle
 
+from contnorm.bench.components import user_code_is_loading
 from contnorm.bench.signals import StopSignals
-from contnorm.bench.user_code import user_code_is_loading
 from contnorm.errors import UserError
 
 __all__ = ["main"]
