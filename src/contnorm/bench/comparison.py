@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -242,7 +242,7 @@ def _compare_records(a: Any, b: Any, score: str | None, moments: Moments | None,
 
 
 def check_experiments(
-    a: RunConfig, b: RunConfig, *objects: Mapping[str, Any], evaluations: tuple[str | None, str | None] = (None, None)
+    a: RunConfig, b: RunConfig, *objects: Collection[Any], evaluations: tuple[str | None, str | None] = (None, None)
 ) -> None:
     """Reject two experiments that can't be compared.
 
