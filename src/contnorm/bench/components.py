@@ -394,7 +394,7 @@ def user_code_error(
     if frame is not None and parts:
         raised_in = (part for part, (own, code) in parts.items() if _file_of(part, own, code) == frame[0])
         kind = next(raised_in, kind)
-        name = parts[kind][0] if kind in parts else name  # type: ignore[index]
+        name = parts[kind][0] if kind in parts else name
     where = ""
     if frame is not None:
         file, line, function = frame
