@@ -14,8 +14,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.cost import CostModel, Timing, count_steps, estimate_seconds, recorded_timings
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.units import plan_units
-from contnorm.bench.records import Store
-from contnorm.bench.runs import load_runs
+from contnorm.bench.records import Store, load_runs
 
 RECORDS = Path(__file__).resolve().parent.parent.parent / "docs" / "records"
 

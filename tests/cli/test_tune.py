@@ -148,7 +148,7 @@ def test_rate_with_diverged_run_is_not_chosen(root: Path, tmp_path: Path, recipe
     (one,) = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own").rates
     assert one.lr == 0.01 and [(tried.seeds, tried.diverged) for tried in one.grid] == [(2, 0), (0, 2)]
     stored = Store(tmp_path / "runs").load_all()
-    assert len(stored.records) == 2 and len(stored.diverged_runs) == 2
+    assert len(stored.records) == 2 and len(stored.diverged) == 2
 
 
 def test_no_rate_chosen_if_all_diverged(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:

@@ -392,7 +392,9 @@ def short_key(key: str) -> str:
 
 def _by_seed(runs: Any, name: str) -> dict[int, Record]:
     records: list[Any] = list(runs) if isinstance(runs, Iterable) else list(getattr(runs, "records", [runs]))
-    if not records or not all(isinstance(record, Record) for record in records):
+    if not records:
+        raise UserError(f"{name} has no records to compare.")
+    if not all(isinstance(record, Record) for record in records):
         raise UserError(
             f"{name}={runs!r}: use a result of bench.run, a selection of bench.load_runs, records, or scores."
         )

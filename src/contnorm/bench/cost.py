@@ -18,8 +18,7 @@ from statistics import median
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
 from contnorm.bench.data.registry import SOURCES
-from contnorm.bench.record import Record, is_hash
-from contnorm.bench.records import Store
+from contnorm.bench.records import FINISHED, Record, is_hash, read_record
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec
 from contnorm.errors import UserError
 
@@ -79,8 +78,8 @@ def recorded_timings(runs: Path | None) -> list[Timing]:
     timings: list[Timing] = []
     for path in islice(_one_record_each(runs), MOST_RECORDS) if runs is not None else ():
         with suppress(UserError, OSError, ValueError):  # a damaged record is reported by those who need it
-            record = Store(path.parent.parent).load_file(path)
-            timing = Timing.of(record) if isinstance(record, Record) else None
+            record = read_record(path)
+            timing = Timing.of(record) if record.status == FINISHED else None
             timings += [] if timing is None else [timing]
     return timings
 

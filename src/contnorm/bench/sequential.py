@@ -225,7 +225,8 @@ class Verdict:
     @property
     def uncorrected(self) -> Interval | None:
         """95 % interval of the mean over all shared seeds, for one comparison and one look; it decides nothing."""
-        return t_interval(list(self.differences.values()))
+        values = list(self.differences.values())
+        return t_interval(values) if len(set(values)) > 1 else None  # equal differences tell no spread
 
     @property
     def skewness(self) -> float:

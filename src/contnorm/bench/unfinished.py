@@ -13,7 +13,7 @@ from pathlib import Path
 
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.files import parse_json
-from contnorm.bench.record import is_hash
+from contnorm.bench.records import is_hash
 from contnorm.errors import UserError
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +16,8 @@ from contnorm.bench.config.sources import (
     check_seed,
     check_seeds,
     collect_settings,
-    nest_settings,
-    parse_assignments,
     parse_int_or_text,
 )
-from contnorm.bench.user_code import check_files, code_files, only_trusted
 from contnorm.cli.common import (
     DEVICE_HELP,
     MAX_STEPS_HELP,
@@ -34,7 +31,6 @@ from contnorm.cli.common import (
     LogEvery,
     MemoryMoments,
     RunsFolder,
-    TrustCode,
     console,
     importing_torch,
     is_explicit,
@@ -121,7 +117,6 @@ def run(
         list[str] | None,
         typer.Option("--set", help="Any setting as key=value, such as strategy.forward=separate; repeatable."),
     ] = None,
-    trust_code: TrustCode = None,
     log: Log = None,
     log_every: LogEvery = 50,
     log_dir: LogDir = None,
@@ -152,15 +147,11 @@ def run(
     typed = [Setting(names[key], key, value) for key, value in flags.items() if _is_typed(context, key, value)]
     defaults = {key: value for key, value in flags.items() if value is not None}
     values = collect_settings(defaults, config, typed, set_ or [])
-    named = code_files(nest_settings([*typed, *parse_assignments(set_ or [])]))
     with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
         options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing, where, devices, memory_moments)
-    with only_trusted(
-        [*check_files(trust_code or []), *named]
-    ):  # excludes code that is named only in the --config file
-        logs = {"log": log, "log_every": log_every, "log_dir": log_dir}
-        raise typer.Exit(run_seeds(values, seed_list, options, data_root, runs, console, logs))
+    logs = {"log": log, "log_every": log_every, "log_dir": log_dir}
+    raise typer.Exit(run_seeds(values, seed_list, options, data_root, runs, console, logs))
 
 
 def _seeds(count: int | None, single: int | None) -> list[int]:
@@ -196,7 +187,6 @@ def resume(
     lanes: Lanes = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads per run. Default: as each run started.")] = None,
     data_root: DataRoot = None,
-    trust_code: TrustCode = None,
     allow_missing: AllowMissing = False,
     log: Log = None,
     log_every: LogEvery = 50,
@@ -210,9 +200,8 @@ def resume(
     with importing_torch(device, in_workers=bool(devices or launcher)):
         where = find_launcher(launcher, address, launcher_set)
         options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
-    trusted = check_files(trust_code or [])
     logs = {"log": log, "log_every": log_every, "log_dir": log_dir}
-    raise typer.Exit(resume_all(path, options, data_root, console, trusted, logs))
+    raise typer.Exit(resume_all(path, options, data_root, console, logs))
 
 
 def run_seeds(
@@ -256,12 +245,11 @@ def resume_all(
     options: RunOptions,
     root: Path | None,
     console: Console,
-    trusted: Iterable[Path] = (),
     logs: Mapping[str, Any] | None = None,
 ) -> int:
     """Resume every stopped run under a folder, show the scores, and return the exit code."""
     try:
-        records = bench.resume(path, options=options, root=root, trusted=trusted, console=console, **(logs or {}))
+        records = bench.resume(path, options=options, root=root, console=console, **(logs or {}))
     except bench.RunInterrupted as stopped:
         return 128 + stopped.signal
     except bench.ResumeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +22,8 @@ from contnorm.bench.config.sources import (
     collect_settings,
     format_value,
     parse_assignment,
-    parse_assignments,
 )
 from contnorm.bench.files import write_output
-from contnorm.bench.user_code import check_files, code_files, only_trusted
 from contnorm.cli.common import (
     DEVICE_HELP,
     MAX_STEPS_HELP,
@@ -39,7 +37,6 @@ from contnorm.cli.common import (
     LogEvery,
     MemoryMoments,
     RunsFolder,
-    TrustCode,
     console,
     importing_torch,
 )
@@ -150,7 +147,6 @@ def sweep(
     log_dir: LogDir = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings of all runs.")] = None,
     set_: SetOption = None,
-    trust_code: TrustCode = None,
     devices: Devices = None,
     launcher: LauncherName = None,
     address: Address = None,
@@ -203,7 +199,7 @@ def sweep(
             devices=devices,
         )
 
-    raise typer.Exit(run_grid(run, stream, flags, options, data_root, trust_code or [], plot, json_, console, runs))
+    raise typer.Exit(run_grid(run, stream, flags, options, data_root, plot, json_, console, runs))
 
 
 _AXIS_OF_FLAG = {"groups": "norm.groups", "buffer": "memory.size", "batch": "batch_size"}
@@ -247,15 +243,6 @@ class GridFlags:
         """All settings by group, with the stream."""
         return collect_settings({"stream.name": stream}, self.config, self.typed(), self.assignments)
 
-    def code_files(self) -> list[Path]:
-        """Files of code that are named on the command line, rather than in a file of settings."""
-        files: list[Path] = []
-        for setting in [*self.typed(), *parse_assignments(self.assignments)]:
-            group, _, name = setting.key.partition(".")
-            for value in setting.value if isinstance(setting.value, list) else [setting.value]:
-                files += code_files({group: {name: value}})
-        return files
-
 
 def _parse_list(flag: str, key: str, text: str) -> Any:
     """Parse comma-separated values; a single one is not a list.
@@ -278,7 +265,6 @@ def run_grid(
     flags: GridFlags,
     options: bench.RunOptions,
     data_root: Path | None,
-    trust_code: Iterable[Path],
     plot: Path | None,
     as_json: bool,
     console: Console,
@@ -292,7 +278,6 @@ def run_grid(
         flags: Typed settings.
         options: How runs are executed.
         data_root: Folder of data sets.
-        trust_code: Python files that may be executed if settings name them.
         plot: File of the figure.
         as_json: Whether to print JSON.
         console: Terminal to print to.
@@ -302,20 +287,19 @@ def run_grid(
         raise UserError(f"--plot {plot}: use a file name that ends in {', '.join(FIGURE_FORMATS)}.")
     values = flags.nested(stream)
     progress = Console(stderr=True) if as_json else console
-    with only_trusted([*check_files(list(trust_code)), *flags.code_files()]):
-        of_stream = values.pop("stream")
-        lists = {f"stream.{key}": value for key, value in of_stream.items() if isinstance(value, list)}
-        single = {key: value for key, value in of_stream.items() if not isinstance(value, list)}
-        loaded = bench.load_stream(root=data_root, allow_missing=options.allow_missing, **single)
-        try:
-            result, code = run(loaded, {**flatten_settings(values), **lists}, progress), 0  # lists are rejected there
-        except bench.SweepInterrupted as stopped:
-            result, code = stopped.result, 128 + stopped.signal
+    of_stream = values.pop("stream")
+    lists = {f"stream.{key}": value for key, value in of_stream.items() if isinstance(value, list)}
+    single = {key: value for key, value in of_stream.items() if not isinstance(value, list)}
+    loaded = bench.load_stream(root=data_root, allow_missing=options.allow_missing, **single)
+    try:
+        result, code = run(loaded, {**flatten_settings(values), **lists}, progress), 0  # lists are rejected there
+    except bench.SweepInterrupted as stopped:
+        result, code = stopped.result, 128 + stopped.signal
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
     else:
         show_sweep(result, console)
-        shared = _shared_options(options, data_root, runs, trust_code)
+        shared = _shared_options(options, data_root, runs)
         _show_commands(result, flags, stream, shared, console)
     if plot is not None and code == 0:
         _write_figure(result, plot)
@@ -332,9 +316,7 @@ def _show_commands(result: SweepResult, flags: GridFlags, stream: str, shared: S
         console.print(safe_text(_test_command(trial, result, flags, stream, shared)), soft_wrap=True)
 
 
-def _shared_options(
-    options: bench.RunOptions, data_root: Path | None, runs: Path, trust_code: Iterable[Path]
-) -> list[str]:
+def _shared_options(options: bench.RunOptions, data_root: Path | None, runs: Path) -> list[str]:
     """Typed options of `contnorm sweep` that also apply to `contnorm run`: with others, results could differ."""
     parts = ["--data-root", str(data_root)] if data_root else []
     parts += ["--runs", str(runs)] if runs != Path("runs") else []
@@ -343,7 +325,7 @@ def _shared_options(
     parts += ["--threads", str(options.threads)] if options.threads != 1 else []
     parts += ["--allow-missing"] if options.allow_missing else []
     parts += ["--memory-moments"] if options.memory_moments else []
-    return [*parts, *(part for file in trust_code for part in ("--trust-code", str(file)))]
+    return parts
 
 
 def _test_command(trial: Trial, result: SweepResult, flags: GridFlags, stream: str, shared: Sequence[str]) -> str:

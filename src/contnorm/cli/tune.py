@@ -16,7 +16,6 @@ from rich.console import Console
 from contnorm import bench, paper
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.grid import REFINEMENTS, Refine
-from contnorm.bench.user_code import check_files
 from contnorm.cli.common import (
     DEVICE_HELP,
     PRECISION_HELP,
@@ -27,7 +26,6 @@ from contnorm.cli.common import (
     LogDir,
     LogEvery,
     RunsFolder,
-    TrustCode,
     console,
     importing_torch,
     is_explicit,
@@ -122,7 +120,6 @@ def tune(
     log_every: LogEvery = 50,
     log_dir: LogDir = None,
     set_: SetOption = None,
-    trust_code: TrustCode = None,
     devices: Devices = None,
     launcher: LauncherName = None,
     address: Address = None,
@@ -148,7 +145,6 @@ def tune(
             data_root,
             runs,
             out,
-            check_files(trust_code or []),
             extensions=0 if extend is None else extend,
             refine=None if refine is None else refinement,
         )
@@ -180,7 +176,7 @@ def tune(
             devices=devices,
         )
 
-    raise typer.Exit(run_grid(search, stream, flags, options, data_root, trust_code or [], plot, json_, console, runs))
+    raise typer.Exit(run_grid(search, stream, flags, options, data_root, plot, json_, console, runs))
 
 
 STREAM_ONLY = {

@@ -19,7 +19,6 @@ from contnorm.checks import check_batch, check_group_size, check_residual, resol
 from contnorm.kernels import Kernel, Order, analytic, check_order, reference, resolve_kernel
 from contnorm.kernels.cpp import continual as compiled
 from contnorm.kernels.reference import BatchMoments, add_residual_and_relu
-from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton.continual import replay
 from contnorm.norms.base import (
@@ -103,7 +102,7 @@ def continual_norm(
         check_batch(x, eps)
     chosen = _select_kernel(requested, x, groups, closed_form, by_batch)
     moments, affine = (running_mean, running_var), (weight, bias)
-    if chosen in ("triton", "cpp") and closed_form:
+    if chosen in ("triton", "cpp"):
         module = compiled if chosen == "cpp" else fused
         return _run_fused(module, x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
     y = _run_operators(chosen, x, moments, affine, by_batch, momentum, eps, groups, {"order": order, "tied": tied})
@@ -114,18 +113,17 @@ def continual_norm(
 
 def _select_kernel(chosen: Kernel, x: Tensor, groups: int, closed_form: bool, by_batch: bool) -> Kernel:
     """Select the implementation for this input: resolve ``auto``, and raise if ``triton`` or ``cpp`` cannot run."""
-    on_gpu = fused if closed_form else variants
+    if not closed_form:
+        return "reference" if chosen == "reference" else "pivoted"
     if chosen in ("triton", "cpp"):
-        reason = compiled.unsupported_reason(x) if chosen == "cpp" else on_gpu.unsupported_reason(x, groups)
+        reason = compiled.unsupported_reason(x) if chosen == "cpp" else fused.unsupported_reason(x, groups)
         if reason is not None:
             raise ValueError(f"kernel={chosen!r} can't be used here: {reason}. Use kernel='auto'.")
-    if chosen == "auto" and on_gpu.auto_selects(x, groups):
+    if chosen != "auto":
+        return chosen
+    if fused.auto_selects(x, groups):
         return "triton"
-    if not closed_form:
-        return "pivoted" if chosen in ("auto", "analytic", "cpp") else chosen
-    if chosen == "auto":
-        return "cpp" if compiled.auto_selects(x) else "pivoted" if by_batch else "analytic"
-    return chosen
+    return "cpp" if compiled.auto_selects(x) else "pivoted" if by_batch else "analytic"
 
 
 def _run_fused(
@@ -169,21 +167,16 @@ def _run_operators(
     groups: int,
     variant: dict[str, Any],
 ) -> Tensor:
-    """Normalize with torch's operators, or a variant with Triton's kernels, and update the running moments."""
+    """Normalize with torch's operators, and update the running moments."""
     mean, var = moments
     batch: BatchMoments | None = None
     if not by_batch:
         assert mean is not None and var is not None
         if chosen == "analytic":
             return analytic.evaluate(x, mean, var, *affine, eps, groups)
-        if chosen == "triton":
-            return variants.evaluate(x, mean, var, *affine, eps, groups, **variant)
         return reference.evaluate(x, mean, var, *affine, eps, groups, pivot=chosen != "reference", **variant)
     if chosen == "analytic":
         y, batch = analytic.train(x, *affine, eps, groups)
-    elif chosen == "triton":
-        running = (mean, var) if mean is not None and var is not None and updates_moments(mean, momentum) else None
-        y, batch = variants.train(x, *affine, eps, groups, running=running, momentum=momentum, **variant)
     else:
         pivot = chosen != "reference"
         y, batch = reference.train(x, *affine, eps, groups, pivot=pivot, moments=mean is not None, **variant)

@@ -50,7 +50,7 @@ def stock_norm(name: str, num_features: int, dim: Literal[1, 2, 3], num_groups: 
         first = nn.GroupNorm(num_groups, num_features, affine=False)
         return nn.Sequential(first, BATCH[dim](num_features, momentum=momentum))
     if name == "sn":
-        return SWITCHABLE[dim](num_features, momentum=momentum, kernel="reference")
+        return SWITCHABLE[dim](num_features, momentum=momentum)
     if name == "none":
         return nn.Identity()
     raise ValueError(

@@ -21,7 +21,6 @@ from contnorm.bench.files import write_output
 from contnorm.bench.grid import LineSearch, Refine
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS, find_stream
-from contnorm.bench.user_code import only_trusted
 from contnorm.errors import UserError, usable
 from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of
 from contnorm.paper.measured import numerics_of, with_numerics
@@ -77,7 +76,6 @@ class TuneOptions:
         data_root: Folder of data sets; None for the default one.
         runs: Folder of records.
         out: File to write; None for the one that `contnorm paper` reads by default.
-        trusted: Python files that may be executed if the recipe names them.
     """
 
     seeds: int = 3
@@ -89,7 +87,6 @@ class TuneOptions:
     data_root: Path | None = None
     runs: Path = Path("runs")
     out: Path | None = None
-    trusted: Sequence[Path] = ()
     extensions: int = 0
     refine: Refine | None = None
 
@@ -168,8 +165,7 @@ def tune(recipe: str | Recipe, options: TuneOptions | None = None, *, console: C
         contnorm.errors.UserError: rates -1.0: use learning rates above 0, such as 0.03,0.1.
     """
     options = options or TuneOptions()
-    with only_trusted(options.trusted):
-        return _tune(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
+    return _tune(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
 
 
 def _tune(recipe: Recipe, options: TuneOptions, console: Console | None) -> TuneResult:

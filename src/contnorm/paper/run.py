@@ -23,7 +23,6 @@ from contnorm.bench.launchers.local import list_devices
 from contnorm.bench.records import Store
 from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule
 from contnorm.bench.streams.tasks import find_stream
-from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.errors import UserError, unknown
 from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of, unmatched_entries, unpaired_claims
 from contnorm.paper.claims import FRESH, ClaimResult, StagedRule, decide_claims
@@ -76,7 +75,6 @@ class TableOptions:
             table of our own has the chosen ones only.
         selected: File of chosen learning rates; None for the one that `contnorm tune` writes by default.
         settings: Settings that override the recipe's, by dotted key or as ``key=value``.
-        trusted: Python files that may be executed if the recipe names them.
         until_decided: Whether to add fresh seeds, from 100 on, in stages until each case of each claim is decided or
             ``max_seeds`` is reached. No other seeds are run then.
         margin: Largest difference in points that counts as equivalent.
@@ -93,7 +91,6 @@ class TableOptions:
     lr: str = "both"
     selected: Path | None = None
     settings: Mapping[str, Any] | Sequence[str] = ()
-    trusted: Sequence[Path] = ()
     until_decided: bool = False
     margin: float = MARGIN
     max_seeds: int = MAX_SEEDS
@@ -210,8 +207,7 @@ def run_table(
         [1, 1]
     """
     options = options or TableOptions()
-    with only_trusted([*options.trusted, *code_files(_typed_settings(options))]):
-        return _run_table(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
+    return _run_table(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
 
 
 def _check_entries(recipe: Recipe) -> None:

@@ -18,7 +18,7 @@ import torch
 from contnorm.bench.cost import CostModel, Timing
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.units import Unit, plan_units
-from contnorm.bench.runs import load_runs
+from contnorm.bench.records import load_runs
 from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe import find_recipe, recipe_names
 from contnorm.paper.recipe_runs import config_of

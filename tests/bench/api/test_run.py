@@ -147,26 +147,6 @@ def test_definition_in_a_file_is_identified_by_the_file(stream: bench.Stream, tm
     assert same.hash == result.hash and len(list(tmp_path.rglob("*.json"))) == 1
 
 
-def test_lambda_needs_a_tag_to_be_recorded(stream: bench.Stream, tmp_path: Path) -> None:
-    def nested(shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return make_net(shape, outputs)
-
-    for model in (nested, lambda shape, outputs: make_net(shape, outputs)):
-        with pytest.raises(UserError, match="tag="):
-            bench.run(stream, model=model, settings=FAST, runs=tmp_path)
-        tagged = bench.run(stream, model=model, settings=FAST, runs=tmp_path, tag="net-1")
-        assert tagged.config.model.name == "python:net-1"
-        assert bench.run(stream, model=model, settings=FAST).accuracy.shape[0] == 1
-    assert len(list(tmp_path.rglob("*.json"))) == 1
-
-
-def test_strategy_object_with_state_needs_a_tag(stream: bench.Stream, tmp_path: Path) -> None:
-    strategy = HalfLoss()
-    strategy.factor = 3  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="tag="):
-        bench.run(stream, strategy=strategy, settings=FAST, runs=tmp_path)
-
-
 def test_weights_of_a_module_are_part_of_its_identity(stream: bench.Stream, tmp_path: Path) -> None:
     net = make_net((12,), 6)
     first = bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash
@@ -213,7 +193,7 @@ def test_objects_and_settings_give_the_same_hash(stream: bench.Stream, arguments
         ({"model": 5}, ["model=5"]),
         ({"strategy": 5}, ["strategy=5"]),
         ({"model": "resnet19"}, ["resnet19", "resnet18"]),
-        ({"tag": "a\nb", "model": make_net}, ["tag="]),
+        ({"tag": "a\nb", "model": make_net}, ["model.name"]),
         ({"model": lambda shape, outputs: nn.Flatten(), "norm": "none"}, ["model", "outputs"]),
         ({"model": lambda shape, outputs: 1 / 0}, ["ZeroDivisionError"]),
     ],
@@ -299,7 +279,7 @@ def test_objects_that_can_not_be_sent_run_in_this_process(
 def test_run_that_was_passed_an_object_is_resumed_by_the_program_only(stream: bench.Stream, tmp_path: Path) -> None:
     with interrupted_at_step(5), pytest.raises(KeyboardInterrupt):
         bench.run(stream, model=make_net, tag="net", runs=tmp_path)
-    with pytest.raises(UserError, match="Python"):
+    with pytest.raises(UserError, match="code of your own"):
         bench.resume(tmp_path)
     assert bench.run(stream, model=make_net, tag="net", runs=tmp_path).seeds == [0]
 

@@ -183,24 +183,7 @@ OWN_KERNELS = {
         "triton.continual.forward": ("forward_one", "forward_rows", "forward_apply"),
         "triton.continual.backward": ("backward_one", "backward_rows", "backward_apply"),
     },
-    "brn": {
-        "triton.row_moments_device": ("moments", "sums"),
-        "triton.batch_renorm_device": (
-            "renorm_limits",
-            "renorm_moments",
-            "renorm_apply",
-            "renorm_sums",
-            "renorm_gradient",
-        ),
-    },
-    "sn": {
-        "triton.row_moments_device": ("moments", "sums"),
-        "triton.switch_norm_device": ("switch_moments", "switch_apply", "switch_sums", "switch_gradient"),
-    },
     "gn": {"triton.group_norm_device": ("forward", "backward", "sum_over_samples")},
-    "bn_gn_tied": {
-        "triton.group_norm_device": ("subtract_channel_pivot", "forward", "backward", "sum_over_samples"),
-    },
 }
 
 

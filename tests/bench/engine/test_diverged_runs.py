@@ -47,15 +47,6 @@ def test_diverged_run_is_recorded_once(root: Path, tmp_path: Path) -> None:
     assert str(last.path) in event.what.why and last.path.stat().st_mtime_ns == before
 
 
-def test_divergence_note_of_schema_1_is_known(root: Path, tmp_path: Path) -> None:
-    note = Store(tmp_path).path(resolve(VALUES, root), 0).with_name("0.lost.json")
-    note.parent.mkdir()
-    note.write_text(json.dumps({"schema": 1, "lost": "seed 0: the loss is nan."}))
-    (event,) = run(root, tmp_path)
-    assert isinstance(event.what, Diverged) and "seed 0: the loss is nan." in event.what.why
-    assert [path.name for path in note.parent.iterdir()] == ["0.lost.json"]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_first_nonfinite_tensor_is_named(root: Path, value: float, device: torch.device) -> None:
     trainer = Trainer(resolve(VALUES, root), 0, load_source("mnist", root), device)

@@ -26,8 +26,7 @@ from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.run_dir import RunDir, stopped_runs
 from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.record import Record
-from contnorm.bench.records import Store
+from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError
 from contnorm.moments.reestimate import NonFiniteMomentsError

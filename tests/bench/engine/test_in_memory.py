@@ -15,7 +15,6 @@ from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.events import Finished, Stopped
 from contnorm.bench.engine.job import Job, RunEnvironment
 from contnorm.bench.engine.scheduler import execute
-from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.records import Store, make_record
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
@@ -58,28 +57,13 @@ def test_results_and_weights_equal_those_of_recorded_runs(root: Path, tmp_path: 
         assert weights.keys() == kept.keys() and all(torch.equal(weights[name], kept[name]) for name in kept)
 
 
-def test_weights_do_not_depend_on_other_runs_of_the_seed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of one process share the draws of initial weights; each must end with the bits of a run of its own."""
-    jobs = [Job(settings(root, norm={"name": name}), seed) for name in ("cn4", "bn", "none") for seed in (0, 1)]
-    environment, draws = RunEnvironment(None, root, CPU, lanes=1, keep_weights=True), WeightDraws()
-
-    def weights(several: list[Job]) -> dict[Job, bytes | None]:
-        events = [event for event in execute(several, environment) if isinstance(event.what, Finished)]
-        return {event.job: event.what.weights for event in events if isinstance(event.what, Finished)}
-
-    alone = {job: content for one in jobs for job, content in weights([one]).items()}
-    monkeypatch.setattr("contnorm.bench.engine.runner.WeightDraws", lambda: draws)
-    assert weights(jobs) == alone and None not in alone.values()
-    assert len(draws) and len(set(alone.values())) == len(jobs)
-
-
 def test_nothing_is_written(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*arguments: object) -> None:
         raise AssertionError("a file is written")
 
     for module in ("checkpoint", "lock", "run_dir"):
         monkeypatch.setattr(f"contnorm.bench.engine.{module}.write_atomically", forbidden)
-    monkeypatch.setattr("contnorm.bench.record.write_atomically", forbidden)
+    monkeypatch.setattr("contnorm.bench.records.write_atomically", forbidden)
     monkeypatch.chdir(tmp_path)
     *_, last = execute([Job(settings(root), 0)], RunEnvironment(None, root, CPU, checkpoint_every=1))
     assert isinstance(last.what, Finished) and last.path is None and not list(tmp_path.iterdir())

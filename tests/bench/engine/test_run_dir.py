@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -67,14 +66,10 @@ def test_edited_code_is_not_resumed(root: Path, tmp_path: Path, kind: str) -> No
     found = stopped_runs(place.runs)
     assert not found.runs
     (said,) = found.problems
-    assert re.search(rf"mine.py.* has changed since .* \({kind}.code was \w+, now \w+\)", said)
-    assert f"{left.folder}: " in said and "Restore it" in said and "delete the folder" in said
+    assert f"{left.folder}: " in said and "repeat the command that started it" in said
     what = last(config, place)  # by whoever asks for it with the old settings
     assert isinstance(what, Failed) and "has changed since" in what.why
-    file.unlink()
-    assert "there is no file" in stopped_runs(place.runs).problems[0]
     file.write_text(before)
-    assert [run.job for run in stopped_runs(place.runs).runs] == [Job(config, 0)]
     assert isinstance(last(config, place), Finished)
 
 
@@ -414,7 +409,7 @@ def test_error_in_user_code_is_one_line(root: Path, tmp_path: Path, how: str, sa
     with pytest.raises(UserError) as told:
         list(execute([Job(config, 0), Job(config, 1)], place))
     assert f"after {at} of 12 steps: {file}, line 7: {said} ({rest}" in str(told.value)
-    assert [run.job.seed for run in stopped_runs(place.runs).runs] == ([] if at == 3 else [0])
+    assert len(stopped_runs(place.runs).problems) == (0 if at == 3 else 1)
 
 
 def test_internal_error_keeps_its_traceback_and_names_saved_steps(

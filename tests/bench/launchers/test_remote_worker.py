@@ -14,6 +14,7 @@ import cloudpickle
 import pytest
 import torch
 
+from contnorm.bench.components import Component, code_hash, load_component
 from contnorm.bench.engine.events import Finished, Started, Stopped, TaskDone
 from contnorm.bench.engine.job_events import Event, Waiting
 from contnorm.bench.engine.process_pool import pickle_objects
@@ -32,7 +33,6 @@ from contnorm.bench.launchers.remote_worker import (
 )
 from contnorm.bench.launchers.run_files import CheckpointUrl, HeldRuns, RunFiles, read_run
 from contnorm.bench.records import Store
-from contnorm.bench.user_code import PythonObject, code_hash, load_user_code
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -196,7 +196,11 @@ def test_code_whose_file_is_missing_comes_with_the_work(
     Path("net.py").write_text(NETWORK)
     job = job_of(root, model={"name": "net.py:make"}, norm={"name": "bn"})
     code = pickle_objects(
-        {"net.py:make": PythonObject(load_user_code("net.py:make", "model"), code_hash("net.py:make"))}
+        [
+            Component(
+                "model", "net.py:make", load_component("model", "net.py:make"), code=code_hash("model", "net.py:make")
+            )
+        ]
     )
     local = local_record(job, root, tmp_path / "local")
     Path("net.py").unlink()

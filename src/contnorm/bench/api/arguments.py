@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from contnorm.bench.api.identity import identify
 from contnorm.bench.api.stream import Stream
+from contnorm.bench.components import Component, Kind
 from contnorm.bench.config.schema import flatten_settings
 from contnorm.bench.config.sources import with_setting
+from contnorm.bench.identity import identify
 from contnorm.bench.memories import Memory
-from contnorm.bench.models.user_norms import built_in_name, norm_code
+from contnorm.bench.models.user_norms import built_in_name
 from contnorm.bench.strategies.base import Strategy
-from contnorm.bench.user_code import PythonObject
 from contnorm.errors import UserError
-from contnorm.registry import NORMS
 
 __all__ = ["ARGUMENTS", "DEFAULT_NORM", "DEFAULT_STRATEGY", "Model", "Norm", "RunValues", "collect_values"]
 
@@ -54,7 +53,7 @@ def collect_values(
     ):
         if value is None:
             raise UserError(f"{argument}=None: use a name, such as {hint}.")
-    values.set_norm(norm, tag, recorded)
+    values.set_component("norm", "norm.name", norm, (), tag, recorded)
     values.set("lr", "train.lr", lr)
     values.set("batch_size", "train.batch", batch_size)
     values.set("replay", "train.replay", replay)
@@ -78,7 +77,7 @@ class RunValues:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._settings: dict[str, tuple[str, Any]] = {}  # by setting key: the argument and its value
-        self.objects: dict[str, PythonObject] = {}
+        self.objects: list[Component] = []  # kept until the runs are done
 
     def set(self, argument: str, key: str, value: Any, none: bool = False) -> None:
         """Set a setting from an argument; None leaves the default, unless ``none`` is True."""
@@ -91,15 +90,8 @@ class RunValues:
             raise UserError(f"{other} and {argument} set {key} to {earlier!r} and to {value!r}. Give it once.")
         self._settings[key] = (argument, value)
 
-    def set_norm(self, norm: Any, tag: str | None, recorded: bool) -> None:
-        """Set the norm by name, or as a class or function. Worker processes get the spec of a registered norm."""
-        self.set_component("norm", "norm.name", norm, (), tag, recorded)
-        spec = NORMS.get(norm.strip().lower()) if isinstance(norm, str) else None
-        if spec is not None and spec.layers and not spec.origin.package:  # worker processes load plugins themselves
-            self.objects[spec.name] = PythonObject(spec, norm_code(spec.name))
-
     def set_component(
-        self, argument: str, key: str, value: Any, base: type | tuple[type, ...], tag: str | None, recorded: bool
+        self, argument: Kind, key: str, value: Any, base: type | tuple[type, ...], tag: str | None, recorded: bool
     ) -> None:
         """Set a norm, a strategy, a memory or a network by name, or as an object."""
         if value is None or isinstance(value, str):
@@ -112,11 +104,11 @@ class RunValues:
             self.set(f"{argument}={type(value).__name__}(...)", component_key, component_value, none=True)
         if key in component:
             return
-        name, python_object = identify(value, argument, tag, recorded)
-        if name in self.objects:  # a strategy and a network with the same tag
-            name = f"{name}:{argument}"
-        self.set(argument, key, name)
-        self.objects[name] = python_object
+        found = identify(value, argument, tag, recorded)
+        self.set(argument, key, found.name)
+        if found.code is not None:
+            self.set(argument, f"{key.partition('.')[0]}.code", found.code)
+        self.objects.append(found)
 
     def nested(self) -> dict[str, Any]:
         """Return nested settings: those of the stream, the defaults of `run`, and the arguments."""

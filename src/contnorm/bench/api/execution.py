@@ -18,6 +18,7 @@ from rich.console import Console
 from contnorm.bench.api.progress import RunMonitor, RunProgress
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
 from contnorm.bench.api.task_callback import OnTaskDone, TaskCallback
+from contnorm.bench.components import own_code
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.progress import cores, load_with_progress
 from contnorm.bench.data.registry import data_root, digits_notice
@@ -32,7 +33,6 @@ from contnorm.bench.launchers.local import LocalLauncher, list_devices
 from contnorm.bench.launchers.registry import create_launcher
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
-from contnorm.bench.user_code import code_files, only_trusted, python_objects
 from contnorm.errors import UserError, check_count
 
 __all__ = [
@@ -238,7 +238,7 @@ def run_jobs(
     progress = RunProgress(jobs, console, print_records, messages.hint, on_diverged, recorded, monitor)
     prepare = partial(_prepare, environment=environment, progress=progress) if progress.shown else None
     callback = TaskCallback(on_task_done, jobs, environment)
-    with StopSignals() as signals, progress, python_objects(environment.objects):
+    with StopSignals() as signals, progress:
         try:
             for event in execute(jobs, environment, stop=lambda: bool(signals) or bool(callback), prepare=prepare):
                 progress.show_event(event)
@@ -302,8 +302,9 @@ class _StopMessages:
             nothing = "Nothing is saved, since runs=None."
             return cls("stopped.", "stopped.", nothing, nothing)
         again = hint or "Run it again to continue."
-        options = f"{_trust_options(jobs)}{log_options}"
-        resume = f"Continue with: contnorm resume {shlex.quote(str(environment.runs))}{options}"
+        if any(own_code(job.config) for job in jobs):
+            hint = again
+        resume = f"Continue with: contnorm resume {shlex.quote(str(environment.runs))}{log_options}"
         return cls("stopped after saving.", "stopped at once; the last checkpoints are kept.", hint or resume, again)
 
 
@@ -349,7 +350,6 @@ def resume(
     *,
     options: RunOptions | None = None,
     root: str | Path | None = None,
-    trusted: Iterable[str | Path] | None = (),
     console: Console | None = None,
     log: Loggers | None = None,
     log_every: int = LogOptions.every,
@@ -361,8 +361,6 @@ def resume(
         path: Folder to search.
         options: Device, lanes, threads and launcher; those that are not None override what a run started with.
         root: Folder of data sets; None for the default one.
-        trusted: Python files that may be executed; a run that names another one is skipped and reported. None to
-            trust all files.
         console: Terminal or notebook to show progress on; None for no output.
         log: Loggers, as in `bench.run`; they continue the logs of the runs.
         log_every: Steps between the losses that are logged.
@@ -381,24 +379,23 @@ def resume(
     """
     options, folder = options or RunOptions(), Path(path)
     log_options = LogOptions.of(log, log_every, log_dir)
-    with only_trusted(None if trusted is None else map(Path, trusted)):
-        Store(folder).check_writable()
-        stopped = stopped_runs(folder)
-        groups, problems = _group_stopped(stopped.runs, options, None if root is None else Path(root))
-        problems = [*stopped.problems, *problems]
-        if not groups:
-            raise UserError(
-                "; ".join(problems) or f"no stopped run under {folder}. Name the folder of a run, or of many runs."
-            )
-        for problem in problems:
-            logging.getLogger("contnorm").warning(problem)
-        records: list[Record] = []
-        failures: list[str] = []
-        for environment, jobs in groups:
-            with _collect_failures(failures), log_options.open(environment.runs) as logs:
-                run_jobs(jobs, environment, console, logs=logs)
-            store = environment.store
-            records += [store.load_run(job.config, job.seed) for job in jobs if store.has(job.config, job.seed)]
+    Store(folder).check_writable()
+    stopped = stopped_runs(folder)
+    groups, problems = _group_stopped(stopped.runs, options, None if root is None else Path(root))
+    problems = [*stopped.problems, *problems]
+    if not groups:
+        raise UserError(
+            "; ".join(problems) or f"no stopped run under {folder}. Name the folder of a run, or of many runs."
+        )
+    for problem in problems:
+        logging.getLogger("contnorm").warning(problem)
+    records: list[Record] = []
+    failures: list[str] = []
+    for environment, jobs in groups:
+        with _collect_failures(failures), log_options.open(environment.runs) as logs:
+            run_jobs(jobs, environment, console, logs=logs)
+        store = environment.store
+        records += [store.load_run(job.config, job.seed) for job in jobs if store.has(job.config, job.seed)]
     if failures or problems:
         raise ResumeError(join_sentences(failures), records)
     return records
@@ -460,14 +457,6 @@ def join_sentences(failures: Sequence[str]) -> str:
         "seed 0: the loss is nan. net.py:3: KeyError: 'a'."
     """
     return " ".join(f"{why.removesuffix('.')}." for why in failures)
-
-
-def _trust_options(jobs: Sequence[Job]) -> str:
-    """Options that `contnorm resume` needs to execute the user code of these runs."""
-    files = dict.fromkeys(
-        file for config in {job.config: None for job in jobs} for file in code_files(config.as_dict())
-    )
-    return "".join(f" --trust-code {shlex.quote(str(file))}" for file in files)
 
 
 def _data_notices(configs: Iterable[RunConfig], root: Path) -> list[str]:

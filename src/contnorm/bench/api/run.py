@@ -18,7 +18,7 @@ from contnorm.bench.api.result import Result
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
 from contnorm.bench.api.task_callback import OnTaskDone
-from contnorm.bench.components import components_of
+from contnorm.bench.components import Component, components_of, loading_user_code
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.checkpoint import weights_path
@@ -29,7 +29,6 @@ from contnorm.bench.launchers.local import LocalLauncher
 from contnorm.bench.memories import Memory
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.strategies.base import Strategy
-from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
 from contnorm.errors import UserError, unknown
 
 __all__ = ["DivergedError", "ResolvedExperiment", "resolve_experiment", "run", "run_all", "run_experiments"]
@@ -287,13 +286,8 @@ def run_experiments(
     options = RunOptions(device, lanes, threads, keep_weights, missing, launcher, devices, memory_moments)
     if monitor is not None:
         monitor.start([experiment.config for experiment in resolved])
-    results: dict[int, Result | UserError] = {}
     with log_options.open(folder) as logs:
-        for group in _without_collisions(resolved):
-            chosen = [resolved[i] for i in group]
-            outcomes = _run_group(chosen, seed_list, stream, folder, options, console, monitor, logs, on_task_done)
-            results |= zip(group, outcomes, strict=True)
-    return [results[i] for i in range(len(resolved))]
+        return _run_group(resolved, seed_list, stream, folder, options, console, monitor, logs, on_task_done)
 
 
 @dataclass(frozen=True)
@@ -301,7 +295,7 @@ class ResolvedExperiment:
     """The settings of an experiment, and the Python objects that they name."""
 
     config: RunConfig
-    objects: Mapping[str, PythonObject]
+    objects: Sequence[Component] = ()
 
 
 def resolve_experiment(stream: Stream, arguments: Mapping[str, Any], recorded: bool) -> ResolvedExperiment:
@@ -318,25 +312,7 @@ def resolve_experiment(stream: Stream, arguments: Mapping[str, Any], recorded: b
     if unknown_keys:
         raise unknown("argument of an experiment", unknown_keys[0], ARGUMENTS)
     values = collect_values(stream, recorded, **arguments)
-    with python_objects(values.objects):
-        return ResolvedExperiment(resolve(values.nested(), stream.root or Path("data")), values.objects)
-
-
-def _without_collisions(experiments: Sequence[ResolvedExperiment]) -> list[list[int]]:
-    """Group experiments, by index, so that a name stands for one object in each group.
-
-    Two networks may have the same name, such as two lambdas. Most calls have a single group.
-    """
-    groups: list[tuple[list[int], dict[str, PythonObject]]] = []
-    for i, experiment in enumerate(experiments):
-        for indices, objects in groups:
-            if all(name not in objects or objects[name].value is o.value for name, o in experiment.objects.items()):
-                indices.append(i)
-                objects.update(experiment.objects)
-                break
-        else:
-            groups.append(([i], dict(experiment.objects)))
-    return [indices for indices, _ in groups]
+    return ResolvedExperiment(resolve(values.nested(), stream.root or Path("data")), values.objects)
 
 
 def _run_group(
@@ -351,26 +327,18 @@ def _run_group(
     on_task_done: OnTaskDone | None,
 ) -> list[Result | UserError]:
     configs = [experiment.config for experiment in experiments]
-    objects = {name: value for experiment in experiments for name, value in experiment.objects.items()}
     jobs = list(dict.fromkeys(Job(config, seed) for config in configs for seed in seeds))
-    environment = _environment(runs, options, stream, objects, len(jobs))
+    environment = _environment(runs, options, stream, len(jobs))
     return _run(jobs, configs, environment, stream, console, monitor, logs, on_task_done)
 
 
-def _is_registered_here(config: RunConfig) -> bool:
-    """Whether settings name a component that this program registered, rather than a plugin."""
-    return any(not component.origin.package for component in components_of(config.as_dict()))
-
-
-def _environment(
-    runs: Path | None, options: RunOptions, stream: Stream, objects: Mapping[str, PythonObject], jobs: int
-) -> RunEnvironment:
+def _environment(runs: Path | None, options: RunOptions, stream: Stream, jobs: int) -> RunEnvironment:
     environment = environment_with_data(runs, options, stream.root or Path("data"))
     # Worker processes load a data set by its name; only one in memory is sent to them.
     launcher = environment.launcher or LocalLauncher()
     in_process = isinstance(launcher, LocalLauncher) and launcher.processes(jobs, environment) == 1
     sources = {stream.source.name: stream.source} if stream.root is None or (in_process and stream.is_loaded) else {}
-    return replace(environment, sources=sources, objects=objects)
+    return replace(environment, sources=sources)
 
 
 def _run(
@@ -383,6 +351,7 @@ def _run(
     logs: RunLogs,
     on_task_done: OnTaskDone | None,
 ) -> list[Result | UserError]:
+    objects = [component for config in configs for component in components_of(config)]
     diverged: dict[Job, str] = {}
     finished: dict[Job, Finished] = {}
     store = None if environment.runs is None else environment.store
@@ -396,7 +365,7 @@ def _run(
             notices="source" not in stream.settings,
             # `contnorm resume` has neither the objects nor the arrays nor the registered components of this program.
             resume_hint="Run it again to continue."
-            if environment.objects or environment.sources or monitor or any(map(_is_registered_here, configs))
+            if environment.sources or monitor or any(not part.origin.package for part in objects)
             else None,
             on_diverged=lambda job, reason: diverged.update({job: reason}),
             on_finished=lambda job, what: finished.update({job: what}),
@@ -424,7 +393,7 @@ def _run(
             content = finished[Job(config, record.seed)].weights if store is None else _weights(record, environment)
             if content is not None:
                 weights[record.seed] = content
-        results.append(Result(records, diverged=reasons, stream=stream, weights=weights, objects=environment.objects))
+        results.append(Result(records, diverged=reasons, stream=stream, weights=weights, objects=components_of(config)))
     return results
 
 

@@ -18,8 +18,17 @@ import torch
 from contnorm.bench.engine.events import Diverged, Failed, Finished, Started, Steps, Stopped, TaskDone
 from contnorm.bench.engine.job import Job
 from contnorm.bench.engine.scheduler import Event
-from contnorm.bench.loggers import LOGGERS, LoggedRun, Logger, create_logger, default_log_folder
-from contnorm.bench.loggers.metric_names import loss_metrics, score_metrics, system_metrics, task_metrics
+from contnorm.bench.loggers import (
+    LOGGERS,
+    LoggedRun,
+    Logger,
+    create_logger,
+    default_log_folder,
+    loss_metrics,
+    score_metrics,
+    system_metrics,
+    task_metrics,
+)
 from contnorm.bench.records import make_record
 from contnorm.errors import UserError, unknown
 
@@ -169,8 +178,7 @@ class RunLogs:
                 self.loggers = [other for other in self.loggers if other is not logger]
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 logging.getLogger("contnorm").warning(
-                    f"{type(logger).__name__}: failed and gets no further events ({reason}). The runs continue; "
-                    f"log their records afterwards with `contnorm export`."
+                    f"{type(logger).__name__}: failed and gets no further events ({reason}). The runs continue."
                 )
 
 

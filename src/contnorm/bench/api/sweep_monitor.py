@@ -15,6 +15,7 @@ from rich.text import Text
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.sweep_result import Trial
 from contnorm.bench.comparison import scores_of
+from contnorm.bench.components import is_user_code
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.engine.events import Diverged, Finished
@@ -24,7 +25,6 @@ from contnorm.bench.escape import escape_terminal
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.build import build_model
 from contnorm.bench.records import Record, Store, make_record
-from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserError
 
 __all__ = ["SweepMonitor"]

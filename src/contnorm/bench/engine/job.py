@@ -14,7 +14,6 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.records import Store
-from contnorm.bench.user_code import PythonObject
 from contnorm.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ class RunEnvironment:
         allow_missing: Whether data sets may have other image counts than published. Records contain the counts.
         log_every: Steps between the losses that loggers get; None for the interval of progress reports.
         sources: Data sets in memory, by name; all others are loaded from the folder of data sets.
-        objects: Networks and strategies that are passed as Python objects, by their name in the settings.
         launcher: Where runs are executed; None for this machine.
     """
 
@@ -57,7 +55,6 @@ class RunEnvironment:
     allow_missing: bool = False
     log_every: int | None = None
     sources: Mapping[str, Source] = field(default_factory=dict)
-    objects: Mapping[str, PythonObject] = field(default_factory=dict)
     launcher: Launcher | None = None
 
     @property

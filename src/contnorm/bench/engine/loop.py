@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from contnorm.bench.components import is_user_code
 from contnorm.bench.engine.checkpoint import Checkpoints, CheckpointWriter
 from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.evaluate import (
@@ -37,7 +38,6 @@ from contnorm.bench.engine.measurements import Measurements, add_accuracy_row, a
 from contnorm.bench.engine.resume import resume_run
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.signals import StopRequested
-from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserCodeError, UserError
 from contnorm.moments.reestimate import NonFiniteMomentsError
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from contnorm.bench.components import is_user_code
 from contnorm.bench.config.schema import RunConfig, TrainConfig
-from contnorm.bench.user_code import is_user_code
 from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
 from contnorm.kernels.cpp.library import unavailable_reason
 

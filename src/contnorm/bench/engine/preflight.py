@@ -17,6 +17,7 @@ from functools import cache
 import torch
 from torch import nn
 
+from contnorm.bench.components import is_user_code, user_code_error
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.engine.checkpoint import DTYPES
 from contnorm.bench.engine.memory_samples import sample_weights, stored_items
@@ -24,7 +25,6 @@ from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.models.norm_layers import check_norms, record_norm_calls
 from contnorm.bench.plan import Plan, Step
 from contnorm.bench.streams.tasks import TaskSequence
-from contnorm.bench.user_code import is_user_code, user_code_error
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserError
 from contnorm.moments.reestimate import keeps_moments, moment_layers

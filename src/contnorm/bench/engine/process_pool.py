@@ -18,13 +18,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 import cloudpickle
 
-from contnorm.bench.local_imports import is_installed
+from contnorm.bench.components import is_installed
 from contnorm.bench.signals import child_processes
 from contnorm.errors import UserError
 
@@ -100,7 +99,7 @@ def _is_user_module(name: str, module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or name == "__main__" or getattr(module, "__name__", None) != name:
         return False
-    return not is_installed(Path(file).resolve())
+    return not is_installed(file)
 
 
 class _Worker:

@@ -37,8 +37,9 @@ def provenance(
         environment: Where the run is executed.
         convolutions: The table of convolution kernels of the run.
     """
-    device, model = environment.device, environment.objects.get(config.model.name)
-    shared_weights = model is not None and isinstance(model.value, torch.nn.Module)
+    device = environment.device
+    model = next((part for part in components_of(config) if part.kind == "model"), None)
+    shared_weights = model is not None and isinstance(model.target, torch.nn.Module)
     return {
         **({"initial_weights": "those of the given module, for all seeds"} if shared_weights else {}),
         "versions": {
@@ -70,7 +71,7 @@ def _cpu(config: RunConfig) -> dict[str, str]:
 
 def _plugins(config: RunConfig) -> list[Origin]:
     """Return the installed packages that have added components of a run."""
-    origins = [component.origin for component in components_of(config.as_dict())]
+    origins = [component.origin for component in components_of(config)]
     if config.norm.name in NORMS:
         origins.append(NORMS[config.norm.name].origin)
     return [origin for origin in origins if origin.package and origin != BUILT_IN]

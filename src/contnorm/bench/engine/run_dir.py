@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from contnorm.atomic_files import write_atomically
-from contnorm.bench.components import find_component
+from contnorm.bench.components import code_hash, is_file_code, own_code, user_parts
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.job import Job, RunEnvironment
@@ -19,14 +19,11 @@ from contnorm.bench.engine.lock import RunLock
 from contnorm.bench.engine.precision import cn_kernel, cpu_instructions
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.models.pretrained import weights_change
-from contnorm.bench.models.user_norms import norm_code
-from contnorm.bench.record_checks import check_whole
 from contnorm.bench.records import LARGEST_SEED, SCHEMA, Store
 from contnorm.bench.unfinished import CHECKPOINTS, ENDING, LOCK, NOTE
-from contnorm.bench.user_code import code_hash, is_file_code, is_user_code, untrusted_code
 from contnorm.errors import UserError, usable
 
-__all__ = ["RunDir", "StoppedRun", "StoppedRuns", "edited", "stopped_runs", "untrusted_in"]
+__all__ = ["RunDir", "StoppedRun", "StoppedRuns", "edited", "stopped_runs"]
 
 MOST_THREADS = 1024  # of a run on a CPU; torch aborts the process if it can't start them
 _NOTED_OPTIONS = ("keep_weights", "allow_missing", "memory_moments")  # of the environment, that a resumed run keeps
@@ -222,6 +219,12 @@ def _relative(folder: Path) -> Path:
     return resolved.relative_to(current) if resolved.parent.parent.is_relative_to(current) else resolved
 
 
+def _whole_number(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} must be a whole number from {least} to {most}")
+    return value
+
+
 def _stopped_run(run_dir: RunDir) -> list[StoppedRun]:
     """Return the run in a folder, or nothing if the folder has neither a note nor checkpoints."""
     if not run_dir.note.is_file():
@@ -233,12 +236,12 @@ def _stopped_run(run_dir: RunDir) -> list[StoppedRun]:
         return []
     raw = _read(run_dir.note)
     try:
-        seed = check_whole(raw["seed"], "seed", most=LARGEST_SEED)
+        seed = _whole_number(raw["seed"], 0, LARGEST_SEED)
         job = Job(from_dict(raw["config"], str(run_dir.note)), seed)
         device = str(raw.get("device", "cpu"))
         if device not in ("cpu", "cuda"):
             raise ValueError(f"device={device!r} must be cpu or cuda")
-        threads = check_whole(raw.get("threads", 1), "threads", least=1, most=MOST_THREADS)
+        threads = _whole_number(raw.get("threads", 1), 1, MOST_THREADS)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _invalid_note(run_dir.note, error) from error
     runs = run_dir.folder.parent.parent
@@ -247,9 +250,8 @@ def _stopped_run(run_dir: RunDir) -> list[StoppedRun]:
             f"{run_dir.note}: is of run {job.config.hash}, seed {job.seed}, but is in the folder of another run. Move "
             f"{run_dir.folder.name} to the folder {job.config.hash}, or delete it."
         )
-    reason = untrusted_in(job.config)  # first: an untrusted file is not even read
-    if reason:
-        raise UserError(f"{run_dir.folder}: {reason}")
+    if reason := own_code(job.config):
+        raise UserError(f"{run_dir.folder}: {reason}. To resume it, repeat the command that started it.")
     reason = edited(job.config)
     if reason:
         raise UserError(f"{run_dir.folder}: {reason} To start it again, delete the folder.")
@@ -281,58 +283,12 @@ def _invalid_note(note: Path, error: Exception) -> UserError:
     )
 
 
-def untrusted_in(config: RunConfig) -> str:
-    """Return which code that the settings name may not be executed, and how to allow it; empty if there is none.
-
-    Settings from a record or a note come from the author of the file, so code they name is not trusted.
-    """
-    reasons = (
-        untrusted_code(config.strategy.name, "strategy"),
-        untrusted_code(config.memory.kind, "memory"),
-        untrusted_code(config.model.name, "model"),
-        untrusted_code(config.norm.name, "norm"),
-    )
-    return next(filter(None, reasons), "")
-
-
 def edited(config: RunConfig) -> str:
-    """Return which file that the settings name has changed since the run was started, and what to do; empty if none.
+    """Return which file that the settings name has changed since the run was started; empty if none.
 
-    The checked files are user code, with the local modules it imports, and the initial weights of a network. Settings
-    that name such a file without its hash were not written by this package, and are rejected as well.
+    The checked files are user code, and the initial weights of a network.
     """
-    for what, name, expected in (
-        ("strategy", config.strategy.name, config.strategy.code),
-        ("memory", config.memory.kind, config.memory.code),
-        ("model", config.model.name, config.model.code),
-        ("norm", config.norm.name, config.norm.code),
-    ):
-        if expected is None and not is_user_code(name):
-            continue
-        if not is_file_code(name) and not is_user_code(name):
-            find_component(what, name)
-        now = norm_code(name) if what == "norm" else code_hash(name, what)
-        path = name.rpartition(":")[0] if is_file_code(name) else "its code"
-        if is_user_code(name) and expected is None and now is not None:
-            return (
-                f"{what} {name!r}: {what}.code is missing, so it is unknown whether {path} has changed since the run "
-                f"was started."
-            )
-        if expected is not None and now is None and not is_file_code(name):
-            return (
-                f"{what} {name!r}: is not known here. Install the package that adds it, or run the program that "
-                f"registers it or passes it."
-            )
-        if expected is not None and now is None:
-            return f"{what} {name!r}: there is no file {path} here. Resume from the folder that contains it."
-        if expected is not None and now != expected:
-            return (
-                f"{what} {name!r}: {path}, or a local module that it imports, has changed since the run was started "
-                f"({what}.code was {expected}, now {now}). Restore it to resume the run."
-            )
-    if config.model.weights is not None and config.model.weights_hash is None:
-        return (
-            f"model.weights={config.model.weights!r}: model.weights_hash is missing, so it is unknown whether the "
-            f"file has changed since the run was started."
-        )
+    for kind, (name, code) in user_parts(config).items():
+        if is_file_code(name) and code_hash(kind, name, code) != code:
+            return f"{kind} {name!r}: the file has changed since the run was started. Run it again."
     return "" if config.model.weights is None else weights_change(config.model)

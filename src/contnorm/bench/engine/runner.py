@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from contnorm.bench.components import has_user_frame, user_code_error, user_parts
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.checkpoint import pack_weights, save_weights
@@ -25,15 +26,12 @@ from contnorm.bench.engine.run_dir import RunDir, edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.engine.units import JobGroup, group_jobs
 from contnorm.bench.hardware_queues import request_hardware_queues
-from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.records import Store
-from contnorm.bench.rng import seed_for
 from contnorm.bench.signals import raise_on_stop
 from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.strategies.registry import STRATEGIES
 from contnorm.bench.streams.image_store import DeviceImages
-from contnorm.bench.user_code import breaks_in, user_code_error
 from contnorm.errors import UserCodeError, UserError, usable
 from contnorm.kernels.triton.launcher import prepare_triton
 
@@ -64,11 +62,8 @@ class JobRunner:
     def _run(self, jobs: Sequence[Job], stop: Callable[[], bool]) -> Iterator[Event]:
         environment = self.environment
         noted: set[RunConfig] = set()
-        networks = {(job.config.model, job.seed) for job in jobs}
-        # They are kept in memory only if some are used again.
-        draws = _draws(jobs[: environment.lanes], environment.device) if len(networks) < len(jobs) else None
         for group in group_jobs(jobs, environment):
-            shared = replace(self._load(group.jobs[0].source, group.jobs), draws=draws)
+            shared = self._load(group.jobs[0].source, group.jobs)
             if environment.runs is not None:
                 new = {job.config for job in group.jobs} - noted
                 noted |= new  # once only, or a failed run would get a note again
@@ -163,7 +158,6 @@ class _Shared:
     source: Source
     pictures: DeviceImages
     plans: PlanCache
-    draws: WeightDraws | None = None
 
 
 def _run_in_memory(
@@ -233,24 +227,18 @@ def _build_trainers(
     trainers: dict[Trainer, Job] = {}
     failures: dict[Job, Failed] = {}
     source, device, pictures, plans = shared.source, environment.device, shared.pictures, shared.plans
-    draws = _draws(jobs, device) if shared.draws is None and device.type != "cpu" else shared.draws
     for job in jobs:
         if reason := edited(job.config):
             failures[job] = Failed(reason)
             continue
         with raise_on_stop():
             trainer = Trainer(
-                job.config, job.seed, source, device, pictures, plans, draws=draws,
+                job.config, job.seed, source, device, pictures, plans,
                 memory_moments=environment.memory_moments,
             )  # fmt: skip
         cleanup.callback(trainer.feed.close)
         trainers[trainer] = job
     return trainers, failures
-
-
-def _draws(jobs: Sequence[Job], device: torch.device) -> WeightDraws:
-    """Return draws of initial weights; on a GPU, those of the jobs are made in the background."""
-    return WeightDraws() if device.type == "cpu" else WeightDraws(seed_for(job.seed, "init") for job in jobs)
 
 
 def write_notes(
@@ -350,14 +338,10 @@ def _error_context(trainers: dict[Trainer, Job], run_dirs: Mapping[Job, RunDir])
         trainer, job = next(iter(trainers.items()))
         saved = run_dirs[job].checkpoints.latest_step() if job in run_dirs else 0
         saved_note = f"{saved} steps are saved in {run_dirs[job].folder}" if saved else "none are saved"
-        config = job.config
-        for what, name in (
-            ("strategy", config.strategy.name),
-            ("norm", config.norm.name),
-            ("model", config.model.name),
-        ):
-            if breaks_in(error, name):
-                when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
-                raise UserCodeError(f"{user_code_error(error, what, name, when)} ({saved_note})") from error
+        parts = {kind: part for kind, part in user_parts(job.config).items() if kind != "memory"}
+        if parts and has_user_frame(error):
+            kind, (name, _) = next(iter(parts.items()))
+            when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
+            raise UserCodeError(f"{user_code_error(error, kind, name, when, parts)} ({saved_note})") from error
         error.add_note(f"seed {job.seed}, after {trainer.done} of {len(trainer.plan.steps)} steps; {saved_note}.")
         raise

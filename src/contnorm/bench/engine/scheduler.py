@@ -192,7 +192,7 @@ def _warn_if_unsendable(work: UnitWork) -> bool:
 def _unsendable(work: UnitWork) -> str:
     """Return why the objects of the user can't be sent to another process; empty if they can."""
     try:
-        pickle_objects((work.environment.objects, work.components))
+        pickle_objects(work.components)
     except Exception as error:  # user objects raise errors of any type
         return f"an object can't be sent to another process ({type(error).__name__}: {error})"
     return ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from contnorm.bench.user_code import user_code_is_loading
+from contnorm.bench.components import user_code_is_loading
 from contnorm.errors import UserError
 
 __all__ = ["main"]

@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 
 import contnorm
+from contnorm.bench.components import Component, is_file_code, load_component, user_parts
 from contnorm.bench.engine.events import Failed
 from contnorm.bench.engine.job import Job
 from contnorm.bench.engine.job_events import Event
@@ -35,7 +36,6 @@ from contnorm.bench.launchers.remote_worker import (
     is_end,
 )
 from contnorm.bench.launchers.run_files import HeldRuns, RunFiles
-from contnorm.bench.user_code import PythonObject, code_hash, is_file_code, load_user_code, python_object
 from contnorm.errors import UserError, usable
 
 __all__ = ["FolderToken", "RayDriver", "RayOptions", "describe_cause"]
@@ -360,20 +360,10 @@ class FolderToken:
 
 def _pickled_code(jobs: Sequence[Job]) -> bytes | None:
     """Return the objects of user code in files, pickled by value, for machines without these files."""
-    objects = {}
-    for config in {job.config: None for job in jobs}:
-        for kind, name in (
-            ("strategy", config.strategy.name),
-            ("memory", config.memory.kind),
-            ("model", config.model.name),
-            ("norm", config.norm.name),
-        ):
-            if is_file_code(name) and python_object(name) is None and name not in objects:
-                objects[name] = PythonObject(load_user_code(name, kind), code_hash(name, kind))
-    if not objects:
-        return None
+    parts = {(kind, *part) for job in jobs for kind, part in user_parts(job.config).items() if is_file_code(part[0])}
     try:
-        return pickle_objects(objects)
+        found = [Component(kind, name, load_component(kind, name, code), code=code) for kind, name, code in parts]
+        return pickle_objects(found) if found else None
     except Exception:  # then machines without the files say so
         return None
 

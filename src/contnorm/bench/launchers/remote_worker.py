@@ -22,6 +22,7 @@ from pathlib import Path
 import cloudpickle
 
 import contnorm
+from contnorm.bench.components import Component, code_hash, share_components, user_code_is_loading
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.events import Failed, Finished, Steps, Stopped
 from contnorm.bench.engine.job import Job
@@ -31,7 +32,6 @@ from contnorm.bench.engine.units import Unit
 from contnorm.bench.engine.work import UnitWork
 from contnorm.bench.launchers.run_files import CheckpointUrl, EndedRun, RunFiles, Uploads, read_ended, write_run
 from contnorm.bench.records import Store
-from contnorm.bench.user_code import PythonObject, code_hash, user_code_is_loading
 from contnorm.errors import UserError
 
 __all__ = [
@@ -144,6 +144,7 @@ class RemoteWorker:
 
     _halted: threading.Event = field(default_factory=threading.Event)
     _logs: deque[Log] = field(default_factory=deque)
+    _code: list[Component] = field(default_factory=list)
 
     def setup(self, content: bytes) -> WorkerInfo:
         """Load the work function.
@@ -157,9 +158,8 @@ class RemoteWorker:
         _collect_logs(self._logs)
         with user_code_is_loading():
             self._work: UnitWork = cloudpickle.loads(setup.work)
-            objects = _missing_code(setup.code)
-        if objects:
-            self._work = self._work.replace_environment(objects={**self._work.environment.objects, **objects})
+            self._code = _missing_code(setup.code)  # kept: those that are passed are found as long as they exist
+            share_components(self._code)
         runs = self._work.environment.runs
         self._setup, self._url = setup, None
         self._shared = runs is None or _sees_token(runs, setup.token)
@@ -280,10 +280,10 @@ def _sees_token(runs: Path, token: tuple[str, str] | None) -> bool:
         return False
 
 
-def _missing_code(content: bytes | None) -> dict[str, PythonObject]:
+def _missing_code(content: bytes | None) -> list[Component]:
     """Return the objects of user code whose files are missing here, or have another content."""
-    objects: dict[str, PythonObject] = {} if content is None else cloudpickle.loads(content)
-    return {name: known for name, known in objects.items() if code_hash(name) != known.code}
+    components: list[Component] = [] if content is None else cloudpickle.loads(content)
+    return [known for known in components if code_hash(known.kind, known.name) != known.code]
 
 
 class _LogCollector(logging.Handler):
