@@ -134,8 +134,6 @@ def test_diagnose_rejects_norm_of_recorded_run() -> None:
         ("tune", "table2"),
         ("data",),
         ("data", "mnist"),
-        ("speed", "run"),
-        ("bench", "run"),
     ],
 )
 @pytest.mark.parametrize("by_environment", [False, True])
@@ -158,7 +156,7 @@ def test_missing_data_root_is_rejected(
     if by_environment:
         monkeypatch.setenv("CONTNORM_DATA", absent)
     given = () if by_environment else ("--data-root", absent)
-    with pytest.raises(UserError, match=r"(--data-root |CONTNORM_DATA=).*absent: does not exist"):
+    with pytest.raises(UserError, match=r"absent: does not exist"):
         app([*command, *given], standalone_mode=False)
 
 

@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from contnorm import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
-from contnorm.functional import continual_norm
-from contnorm.kernels import analytic, reference
+from contnorm import ContinualNorm2d
+from contnorm.kernels import reference
 from contnorm.kernels.reference import add_residual_and_relu
 from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton.continual import launch, operators, plan
 from contnorm.kernels.triton.continual.plan import LaunchLimits, Sizes
-from tests.kernels.exactness import errors, last, same_under_vmaps
+from tests.kernels.exactness import errors, last
 
 pytestmark = pytest.mark.slow  # Triton's interpreter takes long
 

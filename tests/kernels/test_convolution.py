@@ -6,14 +6,12 @@ import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.errors import UserError
 from contnorm.kernels import side_stream
 from contnorm.kernels.side_stream import Convolution
 from contnorm.kernels.triton.availability import can_launch

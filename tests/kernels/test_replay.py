@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 

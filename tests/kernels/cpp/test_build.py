@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import signal
-import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import contnorm as cn
 from contnorm.functional import continual_norm
-from contnorm.kernels.cpp import build, continual, library
+from contnorm.kernels.cpp import continual, library
 from contnorm.kernels.cpp.build import compile_library
 from contnorm.kernels.cpp.library import FLAGS, SOURCE, CompiledLibrary, unavailable_reason
 from tests.kernels.exactness import errors, last, same_under_vmaps

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.timing import Percentiles
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import SOURCES, Source
@@ -25,9 +26,6 @@ from contnorm.bench.engine.precision import numerics
 from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams.image_store import DeviceImages
-from contnorm.benchmarks.timing import Percentiles
-
-__all__ = ["StepCase", "StepRow", "measure_steps", "step_config"]
 
 SOURCE_BY_SIZE = {32: "cifar100", 64: "tiny-imagenet"}  # by height and width of images
 PER_CLASS = {32: 100, 64: 16}  # images of a class, enough for the steps that are measured

@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from benchmarks.step import StepCase, step_config
+from benchmarks.timing import Percentiles, captured, replayed
 from torch import Tensor, nn
 
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.models.resnet import ResNet18
-from contnorm.benchmarks.step import StepCase, step_config
-from contnorm.benchmarks.timing import Percentiles, captured, replayed
-from contnorm.errors import UserError, unknown
 from contnorm.kernels.side_stream import Convolution
 from contnorm.kernels.triton.convolution.launch import (
     DIRECTIONS,
@@ -35,8 +34,6 @@ from contnorm.kernels.triton.convolution.launch import (
 )
 from contnorm.kernels.triton.convolution.table import ConvolutionTable, Key
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
-
-__all__ = ["ConvolutionRow", "NetworkShape", "extended", "measure_convolutions"]
 
 SEEDS, LAYERS = 8, 5  # CUDA streams, and layers of each, which have their own weights
 STEMS = ("pool", "plain")
@@ -79,7 +76,7 @@ _FEW_CHANNELS = ((64, 32, 32, 4), (64, 32, 32, 2), (64, 32, 64, 4), (64, 32, 128
 
 
 class NetworkShape(NamedTuple):
-    """The inputs of ResNet-18 whose convolutions are measured; the default is that of `contnorm speed step`.
+    """The inputs of ResNet-18 whose convolutions are measured; the default is that of the steps.
 
     Attributes:
         stem: ``"pool"``, or ``"plain"`` for no max-pool after the first convolution.
@@ -92,16 +89,6 @@ class NetworkShape(NamedTuple):
     batch: int = 20
     size: int = 32
     precisions: tuple[str, ...] = tuple(DTYPES)
-
-    def check(self) -> None:
-        """Raise an error if there is no such network or precision."""
-        if self.stem not in STEMS:
-            raise unknown("stem", self.stem, STEMS)
-        for precision in self.precisions:
-            if precision not in DTYPES:
-                raise unknown("precision", precision, DTYPES)
-        if self.batch < 1 or self.size < 1:
-            raise UserError(f"{self.batch} images of {self.size}x{self.size} have no pixels. Both must be at least 1.")
 
 
 DEFAULT_SHAPE = NetworkShape()

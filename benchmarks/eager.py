@@ -12,16 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from benchmarks.step import StepCase, step_config
+from benchmarks.timing import Percentiles
 from torch import Tensor, nn
 
 from contnorm.bench.engine.precision import numerics
 from contnorm.bench.models.resnet import ResNet18
-from contnorm.benchmarks.step import StepCase, step_config
-from contnorm.benchmarks.timing import Percentiles
 from contnorm.kernels.triton.continual import replay
 from contnorm.norms.continual import ContinualNorm2d
-
-__all__ = ["EagerCase", "EagerRow", "HostCase", "HostRow", "measure_eager_steps", "measure_host"]
 
 LAYERS = 20  # as in a ResNet-18
 REPEATS = {"cuda": 50, "cpu": 5}

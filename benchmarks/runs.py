@@ -18,9 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from contnorm.bench.data.registry import SOURCES, find_layout
-from contnorm.errors import UserError
-
-__all__ = ["RUN_CASES", "RunCase", "RunRow", "command_environment", "measure_runs", "write_noise"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def _timed(command: Sequence[str]) -> float:
     done = subprocess.run(command, capture_output=True, text=True, env=command_environment())
     seconds = time.perf_counter() - started
     if done.returncode:
-        raise UserError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
     return seconds
 
 

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from benchmarks.timing import Percentiles, copy_bandwidth, measure_time
 from torch import Tensor
 
-from contnorm.benchmarks.timing import Percentiles, copy_bandwidth, measure_time
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 from contnorm.norms.continual import continual_norm
-
-__all__ = ["SHAPES", "LayerCase", "LayerRow", "measure_layers"]
 
 Shape = tuple[int, int, int, int]
 # Input shapes by the use case that they represent.

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from benchmarks.runs import command_environment, write_noise
+
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.data.registry import SOURCES, find_layout
 from contnorm.bench.records import Store
-from contnorm.benchmarks.runs import command_environment, write_noise
-from contnorm.errors import UserError
-
-__all__ = ["StartRow", "measure_startup"]
 
 COMMANDS = ("--help", "show", "ls", "run --help", "compare --help")
 SEEDS = 5
@@ -93,7 +91,7 @@ def _time_command(arguments: Sequence[str], folder: Path) -> float:
         error = process.communicate()[1]
     seconds = time.perf_counter() - started
     if process.returncode:
-        raise UserError(f"contnorm {' '.join(arguments)} failed: {error.strip()[-500:]}")
+        raise RuntimeError(f"contnorm {' '.join(arguments)} failed: {error.strip()[-500:]}")
     return seconds
 
 
@@ -108,7 +106,7 @@ def _time_first_step(arguments: Sequence[str], folder: Path) -> float:
                 if process.poll() is not None:
                     assert process.stderr is not None
                     error = process.stderr.read()
-                    raise UserError(f"contnorm {' '.join(arguments)} failed: {error.strip()[-500:]}")
+                    raise RuntimeError(f"contnorm {' '.join(arguments)} failed: {error.strip()[-500:]}")
                 time.sleep(POLL)
             seconds = time.perf_counter() - started
             process.terminate()
