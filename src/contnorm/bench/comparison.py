@@ -242,7 +242,7 @@ def _compare_records(a: Any, b: Any, score: str | None, moments: Moments | None,
 
 
 def check_experiments(
-    a: RunConfig, b: RunConfig, *objects: Collection[object], evaluations: tuple[str | None, str | None] = (None, None)
+    a: RunConfig, b: RunConfig, *objects: Collection[Any], evaluations: tuple[str | None, str | None] = (None, None)
 ) -> None:
     """Reject two experiments that can't be compared.
 
