@@ -156,7 +156,7 @@ def test_missing_data_root_is_rejected(
     if by_environment:
         monkeypatch.setenv("CONTNORM_DATA", absent)
     given = () if by_environment else ("--data-root", absent)
-    with pytest.raises(UserError, match=r"(--data-root |CONTNORM_DATA=).*absent: does not exist"):
+    with pytest.raises(UserError, match=r"absent: does not exist"):
         app([*command, *given], standalone_mode=False)
 
 

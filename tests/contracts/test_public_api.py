@@ -58,9 +58,7 @@ def test_command_help_in_list_equals_docstring(name: str) -> None:
     assert all(getattr(parameter, "help", None) for parameter in command.params if parameter.name != "help")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["paper", "--help"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["paper", "--help"]])
 def test_help_starts_without_torch(arguments: list[str]) -> None:
     heavy = ["torch", "scipy", "matplotlib", "pandas", *(["pydantic", "numpy"] if len(arguments) == 1 else [])]
     code = (

@@ -77,7 +77,7 @@ def test_verdict_is_that_of_compare(tmp_path: Path) -> None:
     for norm, percents in values.items():
         save(tmp_path, config_of(norm, 0.03), percents, first_seed=100)
     runs = load_runs(tmp_path)
-    verdict = compare(runs.where(norm="cn"), runs.where(norm="bn"))
+    verdict = compare(runs.where(norm="cn8"), runs.where(norm="bn"))
     assert verdict.outcome == "higher" and verdict.sentence in opening(tmp_path)
     assert f"| cn8 minus bn | {verdict.mean:+.2f} | {verdict.interval} | 16 | cn8 is higher |" in opening(tmp_path)
     save(tmp_path, config_of("gn8", 0.03), values["bn"], first_seed=100)

@@ -12,9 +12,10 @@ Public names are imported on first use, so reading and comparing records does no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from contnorm.lazy_names import lazy_names
+from contnorm.errors import UserCodeError, UserError
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics
@@ -33,16 +34,12 @@ if TYPE_CHECKING:
     from contnorm.bench.engine.events import TaskDone
     from contnorm.bench.launchers.base import Launcher
     from contnorm.bench.launchers.ray_launcher import RayLauncher
-    from contnorm.bench.loggers import LoggedRun, Logger
+    from contnorm.bench.loggers import Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
     from contnorm.bench.plan import Plan, Step
     from contnorm.bench.records import Record, Runs, load_runs
-    from contnorm.bench.registries import (
-        Listing,
-        available,
-        register,
-    )
+    from contnorm.bench.registries import available, register
     from contnorm.bench.sequential import Verdict, decide_family
     from contnorm.bench.signals import StopSignals
     from contnorm.bench.strategies.base import (
@@ -50,8 +47,6 @@ if TYPE_CHECKING:
         OutputMask,
         Single,
         Strategy,
-        TaskData,
-        TaskInfo,
         forward,
         together,
     )
@@ -60,7 +55,6 @@ if TYPE_CHECKING:
     from contnorm.bench.strategies.er_ace import ERACE
     from contnorm.bench.strategies.ewc import EWC
     from contnorm.bench.strategies.lwf import LwF
-    from contnorm.errors import UserCodeError, UserError
 
 __all__ = [
     "ER",
@@ -71,8 +65,6 @@ __all__ = [
     "DERpp",
     "DivergedError",
     "Launcher",
-    "Listing",
-    "LoggedRun",
     "Logger",
     "LwF",
     "Memory",
@@ -98,10 +90,8 @@ __all__ = [
     "SweepInterrupted",
     "SweepResult",
     "Task",
-    "TaskData",
     "TaskDataset",
     "TaskDone",
-    "TaskInfo",
     "TaskScores",
     "Trial",
     "UserCodeError",
@@ -129,56 +119,48 @@ __all__ = [
     "tune",
 ]
 
-_NAMES_BY_MODULE = {
-    "contnorm.bench.api.datasets": ("add_dataset", "build_dataset", "fetch_dataset"),
-    "contnorm.bench.api.decide": ("decide",),
-    "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
-    "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
-    "contnorm.bench.api.result": ("Result",),
-    "contnorm.bench.api.run": ("DivergedError", "run", "run_all"),
-    "contnorm.bench.api.stream": ("Stream", "Task", "TaskDataset", "load_stream"),
-    "contnorm.bench.api.sweep": ("SweepInterrupted", "sweep"),
-    "contnorm.bench.api.sweep_result": ("SweepResult", "Trial"),
-    "contnorm.bench.api.task_callback": ("StopRun",),
-    "contnorm.bench.api.tune": ("tune",),
-    "contnorm.bench.comparison": ("compare",),
-    "contnorm.bench.launchers.base": ("Launcher",),
-    "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
-    "contnorm.bench.engine.events": ("TaskDone",),
-    "contnorm.bench.loggers": ("LoggedRun", "Logger"),
-    "contnorm.bench.memories": (
-        "BalancedReservoir",
-        "Memory",
-        "PartitioningReservoir",
-        "Reservoir",
-        "Ring",
-        "StreamInfo",
-    ),
-    "contnorm.bench.metrics.task_scores": ("TaskScores",),
-    "contnorm.bench.plan": ("Plan", "Step"),
-    "contnorm.bench.records": ("Record", "Runs", "load_runs"),
-    "contnorm.bench.registries": (
-        "Listing",
-        "available",
-        "register",
-    ),
-    "contnorm.bench.sequential": ("Verdict", "decide_family"),
-    "contnorm.bench.signals": ("StopSignals",),
-    "contnorm.bench.strategies.base": (
-        "Batch",
-        "OutputMask",
-        "Single",
-        "Strategy",
-        "TaskData",
-        "TaskInfo",
-        "forward",
-        "together",
-    ),
-    "contnorm.bench.strategies.derpp": ("DERpp",),
-    "contnorm.bench.strategies.er": ("ER",),
-    "contnorm.bench.strategies.er_ace": ("ERACE",),
-    "contnorm.bench.strategies.ewc": ("EWC",),
-    "contnorm.bench.strategies.lwf": ("LwF",),
-    "contnorm.errors": ("UserCodeError", "UserError"),
+_MODULES = {  # below `contnorm.bench`, with their public names
+    "api.datasets": "add_dataset build_dataset fetch_dataset",
+    "api.decide": "decide",
+    "api.evaluate": "accuracy_matrix evaluate",
+    "api.execution": "ResumeError RunInterrupted RunOptions resume",
+    "api.result": "Result",
+    "api.run": "DivergedError run run_all",
+    "api.stream": "Stream Task TaskDataset load_stream",
+    "api.sweep": "SweepInterrupted sweep",
+    "api.sweep_result": "SweepResult Trial",
+    "api.task_callback": "StopRun",
+    "api.tune": "tune",
+    "comparison": "compare",
+    "launchers.base": "Launcher",
+    "launchers.ray_launcher": "RayLauncher",
+    "engine.events": "TaskDone",
+    "loggers": "Logger",
+    "memories": "BalancedReservoir Memory PartitioningReservoir Reservoir Ring StreamInfo",
+    "metrics.task_scores": "TaskScores",
+    "plan": "Plan Step",
+    "records": "Record Runs load_runs",
+    "registries": "available register",
+    "sequential": "Verdict decide_family",
+    "signals": "StopSignals",
+    "strategies.base": "Batch OutputMask Single Strategy forward together",
+    "strategies.derpp": "DERpp",
+    "strategies.er": "ER",
+    "strategies.er_ace": "ERACE",
+    "strategies.ewc": "EWC",
+    "strategies.lwf": "LwF",
 }
-__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",), extra="bench")
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "metrics":
+        return import_module("contnorm.bench.metrics")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"contnorm.bench.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -33,7 +33,8 @@ COMMANDS = {
     "sweep": "Run all combinations of some settings, and show the best setting of each norm.",
     "resume": "Resume all interrupted runs under a folder, bit-exactly.",
     "show": "Show the scores of finished runs, averaged over seeds, or write them to a file.",
-    "compare": "Compare two runs: differing settings, score differences paired over shared seeds, and a verdict.",
+    "compare": "Compare two runs: differing settings, scores paired over shared seeds, a verdict, and the seeds it "
+    "needs.",
     "diagnose": "Measure the cross-task normalization effect: forgetting caused by the running moments alone.",
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",
     "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",

@@ -117,8 +117,8 @@ def _diagnose_record(record: Record, path: Path, environment: RunEnvironment) ->
     config = record.config
     if reason := own_code(config):
         raise UserError(
-            f"{path}: {reason}. In Python, use contnorm.diagnose with a network of bench.run(..., "
-            f"keep_weights=True).models()."
+            f"{path}: {reason}. In Python, use contnorm.diagnose with a network of "
+            f"bench.run(..., keep_weights=True).models()."
         )
     source = load_source(str(config.stream.source), environment.data_root, allow_missing=environment.allow_missing)
     recorded = record.raw.get("source", {}).get("fingerprint")

@@ -13,6 +13,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.memories import MEMORIES
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 
 CPU = torch.device("cpu")
@@ -95,6 +96,17 @@ def test_run_killed_at_ten_random_places_equals_one_never_stopped(tmp_path: Path
         assert finish([resumed], [folder]) == expected
         assert same_state(resumed, whole)
     assert len(set(places)) >= 5 and {5, 10} & set(places), "also at the end of a task"
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_run_with_each_memory_killed_at_random_places_equals_one_never_stopped(tmp_path: Path, memory: str) -> None:
+    config = settings({"name": "derpp"}, memory={"kind": memory, "size": 20})
+    whole = trainer_of(config)
+    expected, rng = finish([whole]), random.Random(memory)
+    for _ in range(3):
+        kill(lambda: [trainer_of(config)], [tmp_path], rng)
+    resumed = trainer_of(config)
+    assert finish([resumed], [tmp_path]) == expected and same_state(resumed, whole)
 
 
 def test_runs_together_equal_runs_alone(tmp_path: Path) -> None:

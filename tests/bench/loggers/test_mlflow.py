@@ -14,7 +14,7 @@ pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from contnorm.bench.loggers import MLflowLogger
+from contnorm.bench.loggers import LoggedRun, MLflowLogger
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path
         assert series(client, run, name) == list(memo.series(name).items())
 
 
-def test_run_that_starts_anew_is_another_run(run: bench.LoggedRun, tmp_path: Path, client: MlflowClient) -> None:
+def test_run_that_starts_anew_is_another_run(run: LoggedRun, tmp_path: Path, client: MlflowClient) -> None:
     for _ in range(2):
         logger = MLflowLogger(tmp_path / "runs-logs")
         logger.start(run)

@@ -21,7 +21,7 @@ from contnorm.bench.config.schema import from_dict
 from contnorm.bench.engine.events import Started, Steps
 from contnorm.bench.engine.job import Job
 from contnorm.bench.engine.scheduler import Event
-from contnorm.bench.loggers import CSVLogger
+from contnorm.bench.loggers import CSVLogger, LoggedRun
 from contnorm.errors import UserError
 from tests.bench.loggers.conftest import Memo, StopAt
 
@@ -78,7 +78,7 @@ def without_seconds(rows: list[tuple[int, int, str, float]]) -> list[tuple[int, 
 class Noisy(bench.Logger):
     """Uses the global random generators, as libraries do."""
 
-    def metrics(self, run: bench.LoggedRun, step: int, values: Mapping[str, float]) -> None:
+    def metrics(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
         random.seed(step)
         np.random.seed(step)
         torch.manual_seed(step)
@@ -116,7 +116,7 @@ def test_failing_logger_is_reported_once_and_the_run_continues(
     class Broken(bench.Logger):  # not hashable
         calls: int = 0
 
-        def metrics(self, run: bench.LoggedRun, step: int, values: Mapping[str, float]) -> None:
+        def metrics(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
             self.calls += 1
             raise SystemExit("the disk\nis full")
 
@@ -162,7 +162,7 @@ def test_recorded_run_is_not_logged_again(stream: bench.Stream, tmp_path: Path) 
     assert not memo.runs and not memo.rows and memo.closed == 1
 
 
-def test_csv_of_killed_process_has_no_step_twice(run: bench.LoggedRun, tmp_path: Path) -> None:
+def test_csv_of_killed_process_has_no_step_twice(run: LoggedRun, tmp_path: Path) -> None:
     killed = CSVLogger(tmp_path)
     killed.start(run)
     for step in (10, 20, 30):

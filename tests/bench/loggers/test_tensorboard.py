@@ -16,7 +16,7 @@ pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from contnorm.bench.loggers import TensorBoardLogger
+from contnorm.bench.loggers import LoggedRun, TensorBoardLogger
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -63,7 +63,7 @@ def test_stopped_and_resumed_run_has_every_step_once(stream: bench.Stream, tmp_p
         assert series(read(folder), name) == single(memo.series(name))
 
 
-def test_steps_that_are_repeated_after_a_kill_count_once(run: bench.LoggedRun, tmp_path: Path) -> None:
+def test_steps_that_are_repeated_after_a_kill_count_once(run: LoggedRun, tmp_path: Path) -> None:
     killed = TensorBoardLogger(tmp_path)
     killed.start(run)
     for step in (10, 20, 30, 40):

@@ -23,16 +23,11 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 # (N, C, G, positions), each with its reason.
 SHAPES = [
     pytest.param((6, 8, 2, ()), id="no positions"),
-    pytest.param((3, 8, 4, (7,)), id="fewer positions than lanes"),
     pytest.param((4, 64, 32, (32, 32)), id="as in a ResNet"),
     pytest.param((3, 6, 3, (9, 11)), id="positions that are no multiple of lanes"),
     pytest.param((1, 8, 2, (50, 90)), id="one sample, several blocks and segments"),
-    pytest.param((2, 5, 1, (4, 5)), id="one group"),
-    pytest.param((3, 5, 5, (4, 5)), id="group of one channel"),
-    pytest.param((2, 8, 4, (3, 4, 5)), id="volumes"),
     pytest.param((70, 4, 2, (5, 5)), id="more samples than tasks"),
     pytest.param((2, 150, 5, (4, 5)), id="channels in strips of all widths, and a rest"),
-    pytest.param((2, 210, 7, (3, 7)), id="more channels than the widest strip"),
 ]
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 
@@ -102,7 +97,7 @@ def check_errors(actual: dict[str, Tensor], expected: dict[str, Tensor], toleran
 
 @pytest.mark.parametrize("shape", SHAPES)
 @LAYOUTS
-@pytest.mark.parametrize(("mean", "spread"), [(0.0, 1.0), (1e4, 1e-2), (-300.0, 5.0)])
+@pytest.mark.parametrize(("mean", "spread"), [(0.0, 1.0), (1e4, 1e-2)])
 def test_training_equals_float64(
     shape: tuple[int, int, int, tuple[int, ...]], layout: str, mean: float, spread: float
 ) -> None:
