@@ -76,7 +76,6 @@ def results(runs: Path) -> dict[tuple[str, int], Any]:
     return {(r.hash, r.seed): {k: v for k, v in r.raw.items() if k not in left_out} for r in Store(runs)}
 
 
-@pytest.mark.feature("ray", "runs survive the loss of a worker")
 def test_runs_survive_the_loss_of_a_worker(tmp_path: Path, hold: Path) -> None:
     runs, options = slow_runs(tmp_path, hold, ("bn", "cn"), 2), RunOptions(runs=tmp_path / "runs", launcher="ray")
     begun: dict[Run, list[int]] = {}
@@ -100,7 +99,6 @@ def test_runs_survive_the_loss_of_a_worker(tmp_path: Path, hold: Path) -> None:
     assert not list((tmp_path / "runs").glob("*/*.unfinished"))
 
 
-@pytest.mark.feature("ray", "a stop saves, and the same call goes on")
 def test_stopped_runs_are_saved_and_go_on(tmp_path: Path, hold: Path) -> None:
     runs, options = slow_runs(tmp_path, hold, ("bn",), 2), RunOptions(runs=tmp_path / "runs", launcher="ray")
     seen: list[Event] = []
@@ -119,7 +117,6 @@ def test_stopped_runs_are_saved_and_go_on(tmp_path: Path, hold: Path) -> None:
     assert results(tmp_path / "runs") == results(tmp_path / "local")
 
 
-@pytest.mark.feature("ray", "sweep and tune; objects of the program; diverged runs")
 def test_sweep_and_tune_equal_local_ones(tmp_path: Path) -> None:
     stream = bench.load_stream(**STREAM)
     options: dict[str, Any] = {"norm": ["cn"], "strategy": bench.ER(replay=5), "seeds": 2}
@@ -133,7 +130,6 @@ def test_sweep_and_tune_equal_local_ones(tmp_path: Path) -> None:
     assert tuned.best["cn"].setting == bench.tune(stream, **search).best["cn"].setting
 
 
-@pytest.mark.feature("ray", "errors: retries have a limit, and errors of user code are reported")
 def test_errors_are_reported_with_their_cause() -> None:
     stream = bench.load_stream(**STREAM)
 
