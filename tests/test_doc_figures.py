@@ -19,8 +19,7 @@ from tools import pages
 from tools.comparisons import PERMUTED
 from tools.doc_figures import FIGURES, rate_panels, situations, verdict_rates
 from tools.evidence import Cell
-
-from contnorm.report.svg import SCHEMES, scheme_colors
+from tools.svg import SCHEMES, scheme_colors
 
 ROOT = Path(__file__).resolve().parents[1]
 AGAIN = "make it again: make figures"

@@ -19,8 +19,6 @@ from matplotlib.lines import Line2D
 from contnorm.bench.figures import COLORS, MARKERS, curve_with_band
 from contnorm.bench.metrics.accuracy_matrix import acc_so_far
 from contnorm.bench.stats import t_interval
-from contnorm.report.cubes import DESCRIPTION, cubes_figure
-from contnorm.report.svg import scheme_colors, with_figure_style
 from tools.comparisons import (
     MEMORY,
     NAMES,
@@ -33,7 +31,9 @@ from tools.comparisons import (
     rival,
     selected,
 )
+from tools.cubes import DESCRIPTION, cubes_figure
 from tools.evidence import RECORDS, Cell, Comparison
+from tools.svg import scheme_colors, with_figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

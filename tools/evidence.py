@@ -67,7 +67,7 @@ class Cell:
 
     def _score(self, record: Record, score: str) -> float:
         if record.multi_label:
-            labels = record.labels_of("labels")
+            labels = record.labels
             assert labels is not None
             return label_score(labels, score, record.classes_of("overall"))
         counts = record.matrix_of(self.matrix)

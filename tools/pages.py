@@ -15,10 +15,10 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from contnorm.report.svg import SCHEMES, svg_file
 from tools.doc_figures import FIGURES, social_preview
 from tools.evidence import RECORDS
 from tools.headline import answers_table, evidence_tables, results_table, speed_line
+from tools.svg import SCHEMES, svg_file
 
 __all__ = ["figure_file", "filled", "pages", "preview_png"]
 

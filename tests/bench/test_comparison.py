@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ from scipy import stats
 from contnorm import bench
 from contnorm.bench.comparison import compare, differing_keys, experiment_names
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-from contnorm.bench.records import DivergedRun, Record
-from contnorm.bench.runs import Runs
+from contnorm.bench.records import Record, Runs, make_record
 from contnorm.bench.sequential import decide_differences
 from contnorm.errors import UserError
 
@@ -33,7 +30,7 @@ def experiment(values: list[int], first: int = 100, memory: list[int] | None = N
     made, records = config(**groups), []
     for seed, value in enumerate(values, first):
         raw = {} if memory is None else {"matrix_memory": matrix(memory[seed - first])}
-        records.append(Record(made, seed, AccuracyMatrix(**matrix(value)), {}, raw))
+        records.append(make_record(made, seed, {"matrix": matrix(value), **raw}))
     return records
 
 
@@ -97,7 +94,7 @@ def test_moments_choose_the_matrix() -> None:
 
 def test_diverged_runs_are_left_out_and_shown_at_chance() -> None:
     cn, bn = experiment(CN, norm={"name": "cn"}), experiment(BN)
-    lost = DivergedRun(cn[0].hash, 110, "the loss is nan.", cn[0].config)
+    lost = make_record(cn[0].config, 110, {"status": "diverged", "reason": "the loss is nan."})
     verdict = compare(Runs([record for record in cn if record.seed != 110], [lost]), bn)
     assert (verdict.seeds, verdict.pairs) == (24, 23) and "1 of them diverged" in verdict.sentence
     at_chance = verdict.at_chance
@@ -134,7 +131,7 @@ def test_what_is_not_two_experiments_is_an_error() -> None:
         compare(cn[:3], bn[5:])
     with pytest.raises(UserError, match=r"2 experiments, which differ in train.lr \(0.03, 0.1\)"):
         compare([*bn, *experiment(BN, train={"lr": 0.1})], cn)
-    for wrong in (5, [], ["cn"], "cn"):
+    for wrong in (5, ["cn"], "cn"):
         with pytest.raises(UserError, match=r"use a result of bench\.run"):
             compare(wrong, bn)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="b=None"):
@@ -149,10 +146,13 @@ def test_what_is_not_two_experiments_is_an_error() -> None:
 def test_other_fingerprints_and_tasks_are_other_data() -> None:
     cn, bn = experiment(CN, norm={"name": "cn"}), experiment(BN)
     prints = ((cn, "2:0a"), (bn, "2:0b"))
-    sources = [[replace(one, raw={"source": {"fingerprint": text}}) for one in side] for side, text in prints]
+    sources = [
+        [make_record(one.config, one.seed, {**one.raw, "source": {"fingerprint": text}}) for one in side]
+        for side, text in prints
+    ]
     with pytest.raises(UserError, match="has different content"):
         compare(*sources)
-    short = [replace(record, counted=AccuracyMatrix([[5]], [10])) for record in bn]
+    short = [make_record(one.config, one.seed, {"matrix": {"correct": [[5]], "total": [10]}}) for one in bn]
     with pytest.raises(UserError, match="the first 2 and the first 1 tasks"):
         compare(cn, short)
 

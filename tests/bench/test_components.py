@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from contnorm import bench
 from contnorm.bench.components import file_hash, load_component
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import StrategyConfig
-from contnorm.bench.engine.events import Stopped
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.strategies.build import build_strategy
 from contnorm.cli.main import app
 from contnorm.errors import UserCodeError, UserError
@@ -162,12 +162,12 @@ SHORT = {"stream": {"name": "split-mnist", "source": "digits", "tasks": 2, "trai
 
 def test_resume_names_a_run_with_code_and_executes_none(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = resolve({**SHORT, "strategy": {"name": code}}, Path("data"))
-    place = RunEnvironment(Path("runs"), Path("data"), torch.device("cpu"))
-    *_, last = execute([Job(config, 0)], place, stop=lambda: True)
-    assert isinstance(last.what, Stopped)
+    asked = iter([False])
+    *_, last = execute([Run(config, 0)], RunOptions(runs=Path("runs")), lambda: next(asked, True))
+    assert last.kind == "stopped"
     Path("executed").unlink()
     assert contnorm("resume") == 2
-    assert "To resume it, repeat the command that started it" in capsys.readouterr().out and not executed()
+    assert "Repeat the command that started the run" in capsys.readouterr().out and not executed()
     flags = ["--set", "stream.source=digits", "--set", "stream.tasks=2", "--set", "stream.train_per_task=40"]
     assert contnorm("run", "--stream", "split-mnist", "--norm", "bn", "--strategy", code, *flags) == 0
     (record,) = Path("runs").glob("*/*.json")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from contnorm.bench.api import execution as running
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.config.sources import MAX_SEED, MAX_SEEDS
+from contnorm.bench.config.sources import MAX_SEED, MAX_SEEDS, with_setting
 from contnorm.cli import run as run_command
 from contnorm.cli.main import app, main
+from contnorm.cli.options import Request
 from contnorm.errors import UserError
 
 
@@ -21,8 +20,16 @@ from contnorm.errors import UserError
 def merged(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Function that calls `contnorm run` with arguments and returns the settings that it would run."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(run_command, "run_seeds", lambda values, *rest: seen.append(values) or 0)
-    monkeypatch.setattr("sys.argv", ["pytest"])  # pytest's arguments must not be taken for typed flags
+
+    def run(stream: dict[str, Any], arguments: dict[str, Any], _: object) -> int:
+        values: dict[str, Any] = {"stream": stream}
+        for key, value in arguments["settings"].items():
+            values = with_setting(values, key, value)
+        seen.append(values)
+        return 0
+
+    monkeypatch.setattr(Request, "load_stream", lambda self, settings: settings)
+    monkeypatch.setattr(run_command, "_run", run)
 
     def merge(*arguments: str) -> Any:
         app(["run", *arguments], standalone_mode=False)
@@ -126,7 +133,6 @@ def test_diagnose_rejects_norm_of_recorded_run() -> None:
     "command",
     [
         ("run",),
-        ("resume",),
         ("diagnose", "--model", "m.py:make", "--weights", "w", "--stream", "permuted-mnist"),
         ("paper", "table1"),
         ("paper", "table7"),
@@ -134,8 +140,6 @@ def test_diagnose_rejects_norm_of_recorded_run() -> None:
         ("tune", "table2"),
         ("data",),
         ("data", "mnist"),
-        ("speed", "run"),
-        ("bench", "run"),
     ],
 )
 @pytest.mark.parametrize("by_environment", [False, True])
@@ -143,17 +147,6 @@ def test_missing_data_root_is_rejected(
     command: tuple[str, ...], by_environment: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if command[0] == "resume":
-        stopped = SimpleNamespace(
-            runs=tmp_path / "runs",
-            job=None,
-            device="cpu",
-            threads=1,
-            keep_weights=False,
-            allow_missing=False,
-            memory_moments=False,
-        )
-        monkeypatch.setattr(running, "stopped_runs", lambda path: SimpleNamespace(runs=[stopped], problems=[]))
     absent = str(tmp_path / "absent")
     if by_environment:
         monkeypatch.setenv("CONTNORM_DATA", absent)
@@ -210,13 +203,13 @@ def test_embedded_digits_are_named_in_every_table(
 
 def test_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
-        monkeypatch.setattr(run_command, "run_seeds", _raiser(error))
+        monkeypatch.setattr(run_command, "_run", _raiser(error))
         monkeypatch.setattr("sys.argv", ["contnorm", "run"])
         with pytest.raises(SystemExit) as end:
             main()
         err = capsys.readouterr().err
         assert end.value.code == 2 and err.count("\n") == 1 and "model.width" in err
-    monkeypatch.setattr(run_command, "run_seeds", _raiser(RuntimeError("a bug")))
+    monkeypatch.setattr(run_command, "_run", _raiser(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         main()
 

@@ -90,7 +90,7 @@ def test_taken_name_needs_permission() -> None:
         lambda channels: channels,
         lambda channels: [][0],
     ],
-    ids=str,
+    ids=["number", "dict", "keys", "layer", "group norm", "no layer", "error"],
 )
 def test_bad_layers_are_rejected_and_not_registered(layer: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
@@ -114,11 +114,6 @@ def test_factories_may_need_certain_channels() -> None:
     cn.register_norm("of-fifteen", lambda channels: nn.GroupNorm(15, channels), keeps_moments=False)  # not tried
     cn.register_norm("by-size", lambda channels: nn.GroupNorm(channels // 16, channels))
     assert cn.create_norm("by-size", 48).num_groups == 3
-
-
-def test_built_in_norms_stay() -> None:
-    with pytest.raises(ValueError, match="'cn' is not the name of a registered norm"):
-        cn.unregister_norm("cn")
 
 
 def test_unknown_options_are_named() -> None:
@@ -172,41 +167,12 @@ def test_conversion_keeps_moments_and_options() -> None:
     assert cn.convert_norm(model, "bn")[0].running_mean is mean
 
 
-def test_tensors_of_other_shapes_are_not_taken() -> None:
-    class Spatial(nn.Module):
-        def __init__(self, num_features: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.full((1, num_features, 1, 1), 2.0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.weight
-
-    model = cn.convert_norm(nn.Sequential(nn.BatchNorm2d(8)).double(), Spatial)
-    assert model[0].weight.shape == (1, 8, 1, 1) and model[0].weight.dtype == torch.float64
-
-
-def test_missing_bias_stays_zero() -> None:
-    old = nn.BatchNorm2d(8)
-    old.register_parameter("bias", None)
-    layer = cn.convert_norm(nn.Sequential(old), CenteredNorm)[0]
-    assert layer.bias is not None and not layer.bias.requires_grad and layer.bias.count_nonzero() == 0
-
-
 def test_factory_is_detected_if_registered() -> None:
     cn.register_norm("made", lambda channels: nn.GroupNorm(4, channels))
     model = cn.convert_norm(network(), "made")
     assert [row.norm for row in cn.summarize(model).rows] == ["made", "made"]
     assert type(cn.convert_norm(model, "gn", num_groups=2)[4]) is cn.GroupNorm1d
     assert cn.summarize(nn.Sequential(nn.GroupNorm(4, 8))).rows[0].norm == "gn"  # not made by the factory
-
-
-def test_subclass_of_a_registered_class_is_another_norm() -> None:
-    class Stronger(CenteredNorm):
-        pass
-
-    cn.register_norm("centered", CenteredNorm)
-    with pytest.raises(ValueError, match="nothing to convert"):
-        cn.convert_norm(nn.Sequential(Stronger(8)), "bn")
 
 
 def test_layer_without_channels_is_refused() -> None:
@@ -259,13 +225,6 @@ def test_moments_of_a_registered_norm_are_frozen_and_estimated() -> None:
     cn.reestimate(measured, [x])
     torch.testing.assert_close(measured[0].running_mean, (x / 2).mean((0, 2, 3)))
     torch.testing.assert_close(measured[0].running_var, (x / 2).var((0, 2, 3)))
-
-
-def test_norm_without_synchronised_form_is_refused() -> None:
-    cn.register_norm("running", nn.BatchNorm2d)
-    model = nn.Sequential(cn.create_norm("running", 8))
-    with pytest.raises(ValueError, match="'running' has no synchronised form"):
-        cn.convert_sync(model)
 
 
 def test_layers_are_copied_and_pickled_with_their_norm() -> None:

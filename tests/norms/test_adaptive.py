@@ -251,18 +251,6 @@ def test_conforms_in_a_later_task() -> None:
     assert len(report.passed) == len(known) >= 5
 
 
-def test_task_beyond_the_last_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_tasks=5"):
-        make_layer(num_tasks=4).on_task_start(4)
-
-
-def test_modified_momentum_needs_the_counter() -> None:
-    layer = make_layer(kappa=0.4)
-    layer.num_batches_tracked = None
-    with pytest.raises(ValueError, match="needs the counter"):
-        layer(batch(0))
-
-
 def test_conversion_keeps_options_and_the_learned_balance() -> None:
     model = nn.Sequential(make_layer(kappa=0.4, lam=0.2, ada_t0=1, num_tasks=7, renormalize=True))
     old: Any = model[0]

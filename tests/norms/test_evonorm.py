@@ -59,8 +59,6 @@ def test_parameter_exists_only_with_activation() -> None:
     removed.remove_activation()
     assert repr(removed) == repr(layer) and sorted(removed.state_dict()) == ["bias", "weight"]
     assert repr(copy.deepcopy(removed)) == repr(layer)
-    with pytest.raises(ValueError, match="apply_act=1 must be True or False"):
-        EvoNorm2d(8, apply_act=1)
 
 
 def test_initial_values() -> None:

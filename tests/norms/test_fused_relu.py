@@ -8,7 +8,6 @@ from torch import Tensor
 
 import contnorm as cn
 from contnorm.norms.activation import normed_relu
-from contnorm.norms.base import NormLayer
 
 FUSED = ["cn", "gn", "in", "ln", "brn", "sn"]
 
@@ -24,14 +23,6 @@ def test_residual_and_relu_equal_separate_operators(norm: str, training: bool) -
     assert torch.equal(normed_relu(layer, x), plain.relu())
     assert torch.equal(normed_relu(layer, x, residual), (plain + residual).relu())
     assert torch.equal(layer(x, residual), plain + residual)
-
-
-@pytest.mark.parametrize("norm", ["brn", "sn"])
-def test_input_with_one_position(norm: str) -> None:
-    torch.manual_seed(0)
-    layer = cn.create_norm(norm, 64, dim=1)
-    x, residual = torch.randn(2, 3, 64)
-    assert torch.equal(normed_relu(layer, x, residual), (layer(x) + residual).relu())
 
 
 @pytest.mark.parametrize("norm", FUSED)
@@ -59,12 +50,6 @@ def test_residual_of_another_dtype_under_autocast(norm: str) -> None:
     assert torch.equal(residual.grad, (y > 0).float())
 
 
-@pytest.mark.parametrize("norm", ["gn", "in", "ln", "brn", "sn"])
-def test_empty_batch(norm: str) -> None:
-    x = torch.empty(0, 64, 4, 4)
-    assert normed_relu(cn.create_norm(norm, 64), x, x).shape == x.shape
-
-
 class DoubledGroupNorm(cn.GroupNorm2d):
     """A layer of a user, whose ``forward`` takes the input alone."""
 
@@ -72,21 +57,10 @@ class DoubledGroupNorm(cn.GroupNorm2d):
         return 2 * super().forward(input)
 
 
-class DoubledRenorm(cn.BatchRenorm2d):
-    def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
-        return 2 * super().forward(input)
-
-
-class DoubledSwitchNorm(cn.SwitchNorm2d):
-    def forward(self, input: Tensor) -> Tensor:  # type: ignore[override]
-        return 2 * super().forward(input)
-
-
-@pytest.mark.parametrize("doubled", [DoubledGroupNorm, DoubledRenorm, DoubledSwitchNorm])
-def test_subclass_with_its_own_forward(doubled: type[NormLayer]) -> None:
+def test_subclass_with_its_own_forward() -> None:
     torch.manual_seed(0)
     x, residual = torch.randn(2, 3, 64, 4, 4)
-    layer, plain = doubled(64), doubled.__bases__[0](64)
+    layer, plain = DoubledGroupNorm(64), cn.GroupNorm2d(64)
     assert not layer.fuses_relu
     assert torch.equal(normed_relu(layer, x, residual), (2 * plain(x) + residual).relu())
 

@@ -14,7 +14,6 @@ from contnorm.bench.models.build import build_model
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.norms.stock import STOCK_NORMS, StockGroupNorm
-from contnorm.norms.switchable import SwitchNorm2d
 from contnorm.registry import NORMS
 
 
@@ -90,13 +89,6 @@ def test_stock_group_norm_is_bit_exact_and_detected() -> None:
     assert ours.state_dict().keys() == stock.state_dict().keys()
     result = detect_norm(ours)
     assert isinstance(result, DetectedNorm) and result.norm == "gn" and result.options["num_groups"] == 2
-
-
-def test_stock_switchable_norm_uses_torch_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the variable selects Triton: Table 3 compares its time."""
-    monkeypatch.setenv("CONTNORM_KERNEL", "triton")
-    layers = [m for m in network(NormConfig("sn", layers="stock")).modules() if isinstance(m, SwitchNorm2d)]
-    assert layers and {layer.kernel for layer in layers} == {"reference"}
 
 
 @pytest.mark.parametrize("name", sorted(NORMS.keys() - set(STOCK_NORMS)))

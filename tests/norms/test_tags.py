@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from contextlib import suppress
 from dataclasses import replace
 
@@ -30,15 +29,6 @@ def test_contexts_nest_and_end_on_an_error() -> None:
         with batch_tags(None):
             assert current_tags(5) is None
     assert current_tags(2) is None
-
-
-def test_other_threads_do_not_see_the_tags() -> None:
-    seen: list[object] = []
-    with batch_tags(tags_of([0])):
-        thread = threading.Thread(target=lambda: seen.append(current_tags(1)))
-        thread.start()
-        thread.join()
-    assert seen == [None]
 
 
 def test_tags_of_another_size_are_rejected() -> None:
@@ -102,11 +92,6 @@ def test_training_loop_with_every_part_of_the_protocol() -> None:
         layer.on_task_end(task)
     assert layer.tasks.item() == 2 and not torch.equal(layer.weight, before)
     assert copy.deepcopy(model)[1].tasks.item() == 2
-
-
-def test_layer_that_needs_tags_says_so() -> None:
-    with pytest.raises(RuntimeError, match="needs the tags of the batch"):
-        StreamNorm(4)(stream_batch(0)[0])
 
 
 @pytest.mark.slow

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-from contnorm.bench.records import Record
+from contnorm.bench.records import Record, make_record
 from contnorm.bench.stats import t_interval
 from contnorm.paper.cells import RecipeCell, cells_of
 from contnorm.paper.claims import ClaimResult, decide_several
@@ -20,7 +19,7 @@ from contnorm.paper.recipe import DIMENSIONS, VIEWS, Claim, View, find_recipe
 def record(seed: int, right: int, seconds: float = 1.0, drift: list[Any] | None = None) -> Record:
     matrix = {"correct": [[900, None], [right, right]], "total": [1000, 1000]}
     raw = {"matrix": matrix, "seconds": {"train": seconds}, "parameters": 100}
-    return Record(RunConfig(), seed, AccuracyMatrix(**matrix), {"by_task": drift or []}, raw)
+    return make_record(RunConfig(), seed, {**raw, "drift": {"by_task": drift or []}})
 
 
 def measured(norm: str, right: list[int], baseline: Mapping[int, Record] | None = None, **more: Any) -> MeasuredCell:
@@ -115,7 +114,7 @@ def test_time_baseline_is_plain_bn() -> None:
 
 def test_training_time_excludes_warm_up_tasks() -> None:
     def timed(**seconds: object) -> Record:
-        return Record(RunConfig(), 0, AccuracyMatrix([[1]], [1]), {}, {"seconds": seconds})
+        return make_record(RunConfig(), 0, {"matrix": {"correct": [[1]], "total": [1]}, "seconds": seconds})
 
     assert training_seconds(timed(train=111.0, train_by_task=[60.0, 40.0, 5.0, 6.0])) == 11.0
     assert training_seconds(timed(train=9.0, train_by_task=[5.0, 4.0])) == 9.0  # there is nothing after them

@@ -12,8 +12,7 @@ import pytest
 from scipy import stats
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-from contnorm.bench.records import Record
+from contnorm.bench.records import make_record
 from contnorm.bench.sequential import FIRST_SEED, decide_differences, nominal_levels
 from contnorm.paper.cells import RecipeCell
 from contnorm.paper.claims import ClaimResult, StagedRule, decide_claims, decide_several
@@ -38,9 +37,8 @@ def cell(norm: str, values: Sequence[float], diverged: Mapping[int, str] | None 
     for seed, value in enumerate(values, FIRST_SEED):
         if value == value:
             correct = round(value / 100 * TOTAL)
-            matrix = AccuracyMatrix([[correct, None], [correct, correct]], [TOTAL, TOTAL])
-            raw = {"matrix": {"correct": matrix.correct, "total": matrix.total}, "parameters": 100}
-            records[seed] = Record(RunConfig(), seed, matrix, {}, raw)
+            matrix = {"correct": [[correct, None], [correct, correct]], "total": [TOTAL, TOTAL]}
+            records[seed] = make_record(RunConfig(), seed, {"matrix": matrix, "parameters": 100})
     return MeasuredCell(RecipeCell(names, {}, VIEWS["plain"]), records, diverged=diverged or {})
 
 
@@ -86,9 +84,9 @@ def test_outcome_of_a_claim_from_its_cases(cases: list[np.ndarray[Any, Any]], ou
 
 def test_score_without_a_value_is_not_divergence() -> None:
     """Forgetting is undefined after one task: the seeds were run, none of them diverged, and none can be compared."""
-    raw = {"matrix": {"correct": [[600_000]], "total": [TOTAL]}}
+    counts = {"matrix": {"correct": [[600_000]], "total": [TOTAL]}}
     cells = [cell(norm, [60.0] * 16) for norm in ("cn", "bn")]
-    cells = [replace(one, records={s: replace(r, raw=raw) for s, r in one.records.items()}) for one in cells]
+    cells = [replace(one, records={s: make_record(RunConfig(), s, counts) for s in one.records}) for one in cells]
     (case,) = decide_staged(replace(ABOVE, score="fm"), cells).cases
     assert (case.outcome, case.seeds, case.note) == ("undecided", 0, "fm has no value in these runs")
 

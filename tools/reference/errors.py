@@ -59,7 +59,6 @@ ADVICE = {
 INTERNAL = {
     "BuildError",
     "CheckSkipped",
-    "NoFinishedRunError",
     "NoLockstepError",
     "SlotError",
     "UnsupportedStateError",

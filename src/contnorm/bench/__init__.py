@@ -22,29 +22,23 @@ if TYPE_CHECKING:
     from contnorm.bench.api.datasets import add_dataset, build_dataset, fetch_dataset
     from contnorm.bench.api.decide import decide
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
-    from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
+    from contnorm.bench.api.execution import ResumeError, RunInterrupted, StopRun, resume
     from contnorm.bench.api.result import Result
     from contnorm.bench.api.run import DivergedError, run, run_all
     from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
     from contnorm.bench.api.sweep import SweepInterrupted, sweep
     from contnorm.bench.api.sweep_result import SweepResult, Trial
-    from contnorm.bench.api.task_callback import StopRun
     from contnorm.bench.api.tune import tune
     from contnorm.bench.comparison import compare
-    from contnorm.bench.engine.events import TaskDone
-    from contnorm.bench.exports import ExportedRuns, export
-    from contnorm.bench.launchers.base import Launcher
-    from contnorm.bench.launchers.ray_launcher import RayLauncher
+    from contnorm.bench.engine.launch import Launcher
+    from contnorm.bench.engine.ray import RayLauncher
+    from contnorm.bench.engine.run import Event, RunOptions
     from contnorm.bench.loggers import Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
     from contnorm.bench.plan import Plan, Step
-    from contnorm.bench.records import Record
-    from contnorm.bench.registries import (
-        available,
-        register,
-    )
-    from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
+    from contnorm.bench.records import Record, Runs, load_runs
+    from contnorm.bench.registries import available, register
     from contnorm.bench.sequential import Verdict, decide_family
     from contnorm.bench.signals import StopSignals
     from contnorm.bench.strategies.base import (
@@ -65,12 +59,11 @@ __all__ = [
     "ER",
     "ERACE",
     "EWC",
-    "ArchivedRuns",
     "BalancedReservoir",
     "Batch",
     "DERpp",
     "DivergedError",
-    "ExportedRuns",
+    "Event",
     "Launcher",
     "Logger",
     "LwF",
@@ -98,7 +91,6 @@ __all__ = [
     "SweepResult",
     "Task",
     "TaskDataset",
-    "TaskDone",
     "TaskScores",
     "Trial",
     "UserCodeError",
@@ -106,14 +98,12 @@ __all__ = [
     "Verdict",
     "accuracy_matrix",
     "add_dataset",
-    "archive",
     "available",
     "build_dataset",
     "compare",
     "decide",
     "decide_family",
     "evaluate",
-    "export",
     "fetch_dataset",
     "forward",
     "load_runs",
@@ -132,26 +122,23 @@ _MODULES = {  # below `contnorm.bench`, with their public names
     "api.datasets": "add_dataset build_dataset fetch_dataset",
     "api.decide": "decide",
     "api.evaluate": "accuracy_matrix evaluate",
-    "api.execution": "ResumeError RunInterrupted RunOptions resume",
+    "api.execution": "ResumeError RunInterrupted StopRun resume",
     "api.result": "Result",
     "api.run": "DivergedError run run_all",
     "api.stream": "Stream Task TaskDataset load_stream",
     "api.sweep": "SweepInterrupted sweep",
     "api.sweep_result": "SweepResult Trial",
-    "api.task_callback": "StopRun",
     "api.tune": "tune",
     "comparison": "compare",
-    "launchers.base": "Launcher",
-    "launchers.ray_launcher": "RayLauncher",
-    "engine.events": "TaskDone",
-    "exports": "ExportedRuns export",
+    "engine.launch": "Launcher",
+    "engine.ray": "RayLauncher",
+    "engine.run": "Event RunOptions",
     "loggers": "Logger",
     "memories": "BalancedReservoir Memory PartitioningReservoir Reservoir Ring StreamInfo",
     "metrics.task_scores": "TaskScores",
     "plan": "Plan Step",
-    "records": "Record",
+    "records": "Record Runs load_runs",
     "registries": "available register",
-    "runs": "ArchivedRuns Runs archive load_runs",
     "sequential": "Verdict decide_family",
     "signals": "StopSignals",
     "strategies.base": "Batch OutputMask Single Strategy forward together",

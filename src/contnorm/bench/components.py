@@ -247,7 +247,7 @@ def code_hash(kind: Kind, name: str, code: str | None = None) -> str | None:
         return file_hash(path) if path.is_file() else None
     component = _registered.get((kind, name))
     if component is None or component.code is not None:
-        return component and component.code
+        return None if component is None else component.code
     return definition_hash(component.load())
 
 
@@ -379,7 +379,7 @@ def is_installed(file: str) -> bool:
 
 
 def user_code_error(
-    error: BaseException, kind: str, name: str, when: str, parts: Mapping[Kind, tuple[str, str | None]] | None = None
+    error: BaseException, kind: str, name: str, when: str, parts: Mapping[Any, tuple[str, str | None]] | None = None
 ) -> UserCodeError:
     """Return an error of user code as one line: where it was raised, and Python's message.
 
@@ -394,7 +394,7 @@ def user_code_error(
     if frame is not None and parts:
         raised_in = (part for part, (own, code) in parts.items() if _file_of(part, own, code) == frame[0])
         kind = next(raised_in, kind)
-        name = parts[kind][0] if kind in parts else name  # type: ignore[index]
+        name = parts[kind][0] if kind in parts else name
     where = ""
     if frame is not None:
         file, line, function = frame

@@ -262,7 +262,7 @@ def _is_code_of_class(name: str, part: object) -> bool:
 
 
 def _tensor(tensor: torch.Tensor, where: str) -> str:
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+    if nn.parameter.is_lazy(tensor):
         raise _UnknownError(f"{where}, a parameter without values")
     trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from contnorm.bench.components import Component, Kind, add_component, components
 from contnorm.bench.data.registry import SOURCES, data_root
 from contnorm.bench.data.store import describe_stored, list_stored, read_manifest
-from contnorm.bench.launchers.registry import launchers
+from contnorm.bench.launchers import launchers
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES

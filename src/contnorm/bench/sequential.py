@@ -26,7 +26,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from numbers import Integral, Real
@@ -155,7 +155,7 @@ class Look(NamedTuple):
     interval: Interval | None  # None without a new pair
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """What the looks so far say about a score of two experiments, a minus b.
 
@@ -195,19 +195,19 @@ class Verdict:
     pairs: int
     mean: float
     interval: Interval | None
-    looks: tuple[Look, ...] = field(repr=False)
-    differences: Mapping[int, float] = field(repr=False)
+    looks: tuple[Look, ...]
+    differences: Mapping[int, float]
     margin: float = MARGIN
     cases: int = 1
     alpha: float = ALPHA
     conflict: bool = False
     score: str = "score"
     names: tuple[str, str] = ("a", "b")
-    scores: tuple[Mapping[int, float], Mapping[int, float]] | None = field(default=None, repr=False)
-    a: Sequence[Any] = field(default=(), repr=False)
-    b: Sequence[Any] = field(default=(), repr=False)
-    at_chance: Verdict | None = field(default=None, repr=False)
-    without_pair: frozenset[int] = field(default=frozenset(), repr=False)
+    scores: tuple[Mapping[int, float], Mapping[int, float]] | None = None
+    a: Sequence[Any] = ()
+    b: Sequence[Any] = ()
+    at_chance: Verdict | None = None
+    without_pair: frozenset[int] = frozenset()
     first_seed: int = FIRST_SEED
     max_seeds: int = MAX_SEEDS
     share: float = 1.0
@@ -225,7 +225,8 @@ class Verdict:
     @property
     def uncorrected(self) -> Interval | None:
         """95 % interval of the mean over all shared seeds, for one comparison and one look; it decides nothing."""
-        return t_interval(list(self.differences.values()))
+        values = list(self.differences.values())
+        return t_interval(values) if len(set(values)) > 1 else None  # equal differences tell no spread
 
     @property
     def skewness(self) -> float:
@@ -287,6 +288,9 @@ class Verdict:
 
     def __str__(self) -> str:
         return self.sentence
+
+    def __repr__(self) -> str:
+        return f"Verdict({self.sentence!r})"
 
     def _repr_html_(self) -> str:
         lines = [self.sentence, self.plan]

@@ -31,21 +31,18 @@ from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import not_comparable
 from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES, LabelMatrix, label_score
-from contnorm.bench.record_sets import reasons_by_run
-from contnorm.bench.records import DivergedRun, Record, Store, group_by_run, spread_over_seeds
-from contnorm.bench.runs import Runs
-from contnorm.bench.selection import has_operator, parse_selection, value_of
+from contnorm.bench.records import Record, Runs, Store, group_by_run, spread_over_seeds
+from contnorm.bench.selection import has_operator, parse_selection, setting_keys, value_of
 from contnorm.bench.sequential import MARGIN, Verdict, score_title
 from contnorm.bench.stats import t_interval, welch_interval
 from contnorm.cli.common import RunsFolder, Where, console, is_explicit
 from contnorm.cli.examples import Example, examples
-from contnorm.cli.run_selection import load_selection, naming_unfinished
+from contnorm.cli.show import load_selection
 from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError
 from contnorm.paper.format import spread
 from contnorm.paper.record_remarks import digits_remarks
-from contnorm.report.run_tables import divergence_lines, unknown_names
-from contnorm.report.summaries import GROUPS_SHOWN
+from contnorm.report.runs import GROUPS_SHOWN, divergence_lines, unknown_names
 
 __all__ = ["SelectedRun", "compare", "select_run", "show_comparison"]
 
@@ -70,7 +67,7 @@ class SelectedRun:
     """Records of one run, and the keys by which it was selected; None if it was named by a path or a hash."""
 
     records: list[Record]
-    diverged: Sequence[DivergedRun]
+    diverged: Sequence[Record]
     problems: Sequence[str]
     keys: set[str] | None
 
@@ -106,8 +103,8 @@ def compare(
     unknown_here = unknown_names([*a.records, *b.records])
     for problem in dict.fromkeys([*a.problems, *b.problems, *unknown_here]):
         print_error(problem)
-    reasons = reasons_by_run([*a.diverged, *b.diverged])
-    notes = [*_unselected(a, b), *divergence_lines([*a.records, *b.records], reasons)]
+    every = Runs([*a.records, *b.records], [*a.diverged, *b.diverged])
+    notes = [*_unselected(a, b), *divergence_lines(every)]
     kinds = [*moments.split(","), *moments.split(",")] if moments else [None, None]
     show_comparison(a, b, console, notes, score, (kinds[0], kinds[1]), margin=margin, cases=cases)
 
@@ -130,11 +127,12 @@ def select_run(text: str, store: Store, where: Sequence[str]) -> SelectedRun:
         UserError: If there is none, or if there are several; the message names what they differ in.
     """
     if has_operator(text) and not Path(text).exists():
-        runs, known = load_selection(store, None, [*where, text])
-        keys = {condition.key for condition in parse_selection(text, known)}
+        runs, _ = load_selection(store, None, [*where, text])
+        keys = {condition.key for condition in parse_selection(text, setting_keys(runs.records))}
+        if not runs.records:
+            raise UserError(f"all runs with {' '.join([*where, text])} diverged, so they have no scores.")
     else:
-        with naming_unfinished(store.root):
-            runs, keys = Runs.of(store.find_one(text)).where(*where), None
+        runs, keys = load_selection(store, [text], where)[0], None
         if not runs.records:
             raise UserError(f"{text}: no finished run of it has {' '.join(where)}.")
     configs = [group[0].config for group in group_by_run(runs.records).values()]
@@ -166,8 +164,8 @@ def _unselected(a: SelectedRun, b: SelectedRun) -> list[str]:
 
 
 def show_comparison(
-    a: SelectedRun,
-    b: SelectedRun,
+    a: SelectedRun | Runs,
+    b: SelectedRun | Runs,
     console: Console,
     notes: Sequence[str] = (),
     score: str | None = None,
@@ -186,7 +184,7 @@ def show_comparison(
         moments: Evaluation of each run to compare; None for that of its settings.
         margin, cases: As in `bench.compare`.
     """
-    first, second = a.records, b.records
+    first, second = list(a.records), list(b.records)
     if first[0].multi_label != second[0].multi_label:
         raise UserError("one run is multi-label and the other is not: they share no score. Compare runs of one kind.")
     different = data_difference(first, second)

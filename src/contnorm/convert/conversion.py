@@ -332,8 +332,9 @@ def build_synced(layer: NormInModel, entry: NormInfo, options: Mapping[str, obje
     check_options(entry, cls, options)
     allowed = accepted_options(cls)
     carried = {key: value for key, value in layer.detected.options.items() if key in allowed}
-    arguments = {**carried, **_placement(layer, allowed), **options, **entry.preset, "process_group": group}
-    new = cls(layer.detected.channels, **arguments)
+    arguments = {**carried, **_placement(layer, allowed), **options, **entry.preset}
+    new: Any = cls(layer.detected.channels, **arguments)
+    new.process_group = group
     if layer.detected.dim is not None:
         vars(new)["_contnorm_dim"] = layer.detected.dim
     return _transfer_state(layer, new)

@@ -8,7 +8,7 @@ after the sum remains.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from contnorm.norms.base import NormLayer
 from contnorm.norms.group import SampleNorm
-
-__all__ = ["ActivationNorm", "linear_norm", "normed_relu"]
 
 
 class ActivationNorm(SampleNorm):
@@ -44,8 +42,6 @@ class ActivationNorm(SampleNorm):
         apply_act: bool = True,
     ) -> None:
         super().__init__(num_features, eps, affine, device, dtype)
-        if not isinstance(apply_act, bool):
-            raise ValueError(f"{type(self).__name__}: apply_act={apply_act!r} must be True or False.")
         self.apply_act = apply_act
         value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if apply_act else None
         self.register_parameter(self.act_parameter, value)
@@ -61,13 +57,6 @@ class ActivationNorm(SampleNorm):
         self.apply_act = False
         self.register_parameter(self.act_parameter, None)
 
-    def forward(self, input: Tensor) -> Tensor:
-        self._check(input)
-        return self._normalize(input)
-
-    def _normalize(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.apply_act else ", apply_act=False")
 
@@ -78,25 +67,22 @@ class ActivationNorm(SampleNorm):
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """``relu(norm(x) + residual)``; a norm that contains an activation replaces the ReLU if there is no residual.
 
-    Continual, group, instance and layer norm, batch renorm and switchable norm compute it in a fused kernel if one is
-    available, unless they have forward hooks, which get the output of the norm.
+    Continual, group, instance and layer norm compute it in a fused kernel if one is available, unless they have forward
+    hooks, which get the output of the norm.
 
     Example:
         >>> normed_relu(nn.Identity(), torch.tensor([-1.0, 1.0]), torch.tensor([3.0, -5.0]))
         tensor([2., 0.])
     """
-    if _can_fuse(norm):
+    # Not if somebody has replaced its forward pass or looks at its output.
+    is_plain = isinstance(norm, NormLayer) and "forward" not in vars(norm) and not norm._forward_hooks
+    if is_plain and cast(NormLayer, norm).fuses_relu:
         fused: Tensor = norm(x, residual=residual, relu=True)  # by keyword: a pre-hook may replace what is positional
         return fused
     y: Tensor = norm(x)
     if residual is None:
         return y if isinstance(norm, ActivationNorm) and norm.apply_act else F.relu(y)
     return F.relu(y + residual)
-
-
-def _can_fuse(norm: nn.Module) -> bool:
-    """Whether the norm takes a residual, and nobody has replaced its forward pass or looks at its output."""
-    return isinstance(norm, NormLayer) and norm.fuses_relu and "forward" not in vars(norm) and not norm._forward_hooks
 
 
 def linear_norm(norm: nn.Module) -> nn.Module:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -38,24 +38,6 @@ from contnorm.norms.base import (
 )
 from contnorm.norms.batch import batch_norm
 from contnorm.tags import BatchTags, current_tags
-
-__all__ = [
-    "AdaptiveBalanceNorm1d",
-    "AdaptiveBalanceNorm2d",
-    "AdaptiveBalanceNorm3d",
-    "Balanced",
-    "balance_step",
-    "balanced_batch_norm",
-    "task_balanced_weights",
-]
-
-
-class Balanced(NamedTuple):
-    """The output and the moments that it was normalized with, which have gradients."""
-
-    output: Tensor
-    mean: Tensor  # (C,)
-    var: Tensor  # (C,), biased
 
 
 def balanced_batch_norm(
@@ -99,35 +81,30 @@ def balanced_batch_norm(
     check_batch(x, eps)
     if sample_weight is not None and sample_weight.shape != x.shape[:1]:
         raise ValueError(f"sample_weight has shape {tuple(sample_weight.shape)}, but there are {len(x)} samples.")
-    balanced = balance_step(x, weight, bias, sample_weight, eps)
-    update_moments(running_mean, running_var, balanced.mean, balanced.var, momentum)
-    return balanced.output
+    y, mean, var = balance_step(x, weight, bias, sample_weight, eps)
+    update_moments(running_mean, running_var, mean, var, momentum)
+    return y
 
 
 def balance_step(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, sample_weight: Tensor | None, eps: float
-) -> Balanced:
-    """Normalize with the weighted moments of the batch. Arguments are not checked."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, and the weighted mean and biased variance of the batch. Arguments are not checked."""
     dtype, rank = statistics_dtype(x), x.dim()
     wide = x.to(dtype)
-    mean, var = channel_moments(wide) if sample_weight is None else _weighted_moments(wide, sample_weight.to(dtype))
+    if sample_weight is None:
+        mean, var = channel_moments(wide)
+    else:  # from the moments of each sample; products and sums, since autocast would round a matrix product
+        share, positions = sample_weight.to(dtype).unsqueeze(1), tuple(range(2, rank))
+        row_var, row_mean = torch.var_mean(wide, positions, correction=0) if positions else (0.0, wide)
+        mean = (share * row_mean).sum(0)
+        var = (share * (row_var + (row_mean - mean).square())).sum(0)
     scale = torch.rsqrt(var + eps)
     if weight is not None:
         scale = scale * weight.to(dtype)
     centred, scale = wide - per_channel(mean, rank), per_channel(scale, rank)
     y = centred * scale if bias is None else torch.addcmul(per_channel(bias.to(dtype), rank), centred, scale)
-    return Balanced(y.to(x.dtype), mean, var)
-
-
-def _weighted_moments(x: Tensor, sample_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted mean and variance of each channel, from the moments of each sample."""
-    share = sample_weight.unsqueeze(1)  # products and sums, since autocast would round a matrix product
-    if x.dim() == 2:
-        mean = (share * x).sum(0)
-        return mean, (share * (x - mean).square()).sum(0)
-    row_var, row_mean = torch.var_mean(x, dim=tuple(range(2, x.dim())), correction=0)
-    mean = (share * row_mean).sum(0)
-    return mean, (share * (row_var + (row_mean - mean).square())).sum(0)
+    return y.to(x.dtype), mean, var
 
 
 def task_balanced_weights(task: Tensor, phi: Tensor, started: Tensor, renormalize: bool = False) -> Tensor:
@@ -258,13 +235,19 @@ class AdaptiveBalanceNormBase(MomentNorm):
         updates = self._updates_moments()
         share = self._weight_of_moving_batch() if updates else 0.0
         tags = current_tags(len(input)) if self.training else None
-        balanced = balance_step(input, self.weight, self.bias, self._sample_weight(tags, input), self.eps)
-        update_moments(self.running_mean, self.running_var, balanced.mean, balanced.var, share)
-        if self.training and self.lam and torch.is_grad_enabled():
-            self._add_distance(balanced.mean, balanced.var)
+        y, mean, var = balance_step(input, self.weight, self.bias, self._sample_weight(tags, input), self.eps)
+        running = self.running_mean, self.running_var
+        update_moments(*running, mean, var, share)
+        if self.training and self.lam and torch.is_grad_enabled() and running[0] is not None:
+            # Copies, since the next pass changes the buffers before the backward pass of this one.
+            of_mean, of_var = (
+                (moment - cast(Tensor, buffer).to(moment.dtype, copy=True)).square().mean()
+                for moment, buffer in zip((mean, var), running, strict=True)
+            )
+            self._distances.append(of_mean + of_var)  # of the moments of the batch from the running ones
         if updates:
             self._count(input)
-        return balanced.output
+        return y
 
     def _sample_weight(self, tags: BatchTags | None, x: Tensor) -> Tensor:
         """Return the weights of the samples: equal ones without tags, and without replayed samples."""
@@ -276,17 +259,6 @@ class AdaptiveBalanceNormBase(MomentNorm):
         if tags.stream_size is not None:
             return weights
         return torch.where(tags.replayed.any(), weights, 1 / len(x))
-
-    def _add_distance(self, mean: Tensor, var: Tensor) -> None:
-        """Keep the distance of the moments of the batch from the running ones, which include the batch."""
-        if self.running_mean is None or self.running_var is None:
-            return
-        # Copies, since the next pass changes the buffers before the backward pass of this one.
-        distances = [
-            (moment - running.to(moment.dtype, copy=True)).square().mean()
-            for moment, running in ((mean, self.running_mean), (var, self.running_var))
-        ]
-        self._distances.append(distances[0] + distances[1])
 
     def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var

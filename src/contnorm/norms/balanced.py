@@ -22,8 +22,6 @@ from contnorm.norms.base import MomentNorm
 from contnorm.norms.batch import batch_norm
 from contnorm.tags import ReplayRequest, current_tags
 
-__all__ = ["BalancedBatchNorm1d", "BalancedBatchNorm2d", "BalancedBatchNorm3d"]
-
 
 class BalancedBatchNormBase(MomentNorm):
     """Batch normalization whose running moments are those of class-balanced batches.

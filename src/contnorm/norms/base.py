@@ -12,19 +12,6 @@ from contnorm.checks import check_eps, check_input, check_momentum, check_number
 from contnorm.kernels import Kernel
 from contnorm.kernels.pivot import per_channel
 
-__all__ = [
-    "MomentNorm",
-    "NormLayer",
-    "apply_affine",
-    "channel_moments",
-    "check_arguments",
-    "empty_like_input",
-    "keep_values",
-    "unbiased",
-    "update_moments",
-    "uses_batch_moments",
-]
-
 
 class NormLayer(nn.Module):
     """Base of all norm layers: a layer over (N, C, *) that checks its input.

@@ -20,8 +20,6 @@ from contnorm.norms.base import (
     uses_batch_moments,
 )
 
-__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "batch_norm"]
-
 
 def batch_norm(
     x: Tensor,

@@ -19,7 +19,6 @@ from contnorm.checks import check_batch, check_group_size, check_residual, resol
 from contnorm.kernels import Kernel, Order, analytic, check_order, reference, resolve_kernel
 from contnorm.kernels.cpp import continual as compiled
 from contnorm.kernels.reference import BatchMoments, add_residual_and_relu
-from contnorm.kernels.triton import cn_variants as variants
 from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton.continual import replay
 from contnorm.norms.base import (
@@ -31,9 +30,6 @@ from contnorm.norms.base import (
     uses_batch_moments,
 )
 from contnorm.norms.group import check_groups
-
-__all__ = ["ContinualNorm1d", "ContinualNorm2d", "ContinualNorm3d", "continual_norm"]
-
 
 Pair = tuple[Tensor | None, Tensor | None]  # running mean and variance, or weight and bias
 
@@ -106,33 +102,28 @@ def continual_norm(
         check_batch(x, eps)
     chosen = _select_kernel(requested, x, groups, closed_form, by_batch)
     moments, affine = (running_mean, running_var), (weight, bias)
-    if chosen in ("triton", "cpp") and closed_form:
+    if chosen in ("triton", "cpp"):
         module = compiled if chosen == "cpp" else fused
         return _run_fused(module, x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
-    steps = (chosen, x, moments, affine, eps, groups, order, tied)
-    if by_batch:
-        y = _train(*steps, momentum)
-        if num_batches is not None:
-            num_batches.add_(1)
-    else:
-        y = _evaluate(*steps)
+    y = _run_operators(chosen, x, moments, affine, by_batch, momentum, eps, groups, {"order": order, "tied": tied})
+    if by_batch and num_batches is not None:
+        num_batches.add_(1)
     return add_residual_and_relu(y, residual, relu)
 
 
 def _select_kernel(chosen: Kernel, x: Tensor, groups: int, closed_form: bool, by_batch: bool) -> Kernel:
     """Select the implementation for this input: resolve ``auto``, and raise if ``triton`` or ``cpp`` cannot run."""
-    on_gpu = fused if closed_form else variants
+    if not closed_form:
+        return "reference" if chosen == "reference" else "pivoted"
     if chosen in ("triton", "cpp"):
-        reason = compiled.unsupported_reason(x) if chosen == "cpp" else on_gpu.unsupported_reason(x, groups)
+        reason = compiled.unsupported_reason(x) if chosen == "cpp" else fused.unsupported_reason(x, groups)
         if reason is not None:
             raise ValueError(f"kernel={chosen!r} can't be used here: {reason}. Use kernel='auto'.")
-    if chosen == "auto" and on_gpu.auto_selects(x, groups):
+    if chosen != "auto":
+        return chosen
+    if fused.auto_selects(x, groups):
         return "triton"
-    if not closed_form:
-        return "pivoted" if chosen in ("auto", "analytic", "cpp") else chosen
-    if chosen == "auto":
-        return "cpp" if compiled.auto_selects(x) else "pivoted" if by_batch else "analytic"
-    return chosen
+    return "cpp" if compiled.auto_selects(x) else "pivoted" if by_batch else "analytic"
 
 
 def _run_fused(
@@ -165,46 +156,33 @@ def _run_fused(
     return y
 
 
-def _train(
+def _run_operators(
     chosen: Kernel,
     x: Tensor,
     moments: Pair,
     affine: Pair,
+    by_batch: bool,
+    momentum: float | Tensor,
     eps: float,
     groups: int,
-    order: Order,
-    tied: bool,
-    momentum: float | Tensor,
+    variant: dict[str, Any],
 ) -> Tensor:
-    """Normalize with the moments of the batch, and update the running moments."""
+    """Normalize with torch's operators, and update the running moments."""
     mean, var = moments
-    batch_moments: BatchMoments | None
-    variant: Any = {"order": order, "tied": tied}
+    batch: BatchMoments | None = None
+    if not by_batch:
+        assert mean is not None and var is not None
+        if chosen == "analytic":
+            return analytic.evaluate(x, mean, var, *affine, eps, groups)
+        return reference.evaluate(x, mean, var, *affine, eps, groups, pivot=chosen != "reference", **variant)
     if chosen == "analytic":
-        y, batch_moments = analytic.train(x, *affine, eps, groups)
-    elif chosen == "triton":
-        running = (mean, var) if mean is not None and var is not None and updates_moments(mean, momentum) else None
-        y, batch_moments = variants.train(x, *affine, eps, groups, running=running, momentum=momentum, **variant)
+        y, batch = analytic.train(x, *affine, eps, groups)
     else:
         pivot = chosen != "reference"
-        y, batch_moments = reference.train(x, *affine, eps, groups, pivot=pivot, moments=mean is not None, **variant)
-    if batch_moments is not None:
-        update_moments(mean, var, batch_moments.mean, batch_moments.var, momentum)
+        y, batch = reference.train(x, *affine, eps, groups, pivot=pivot, moments=mean is not None, **variant)
+    if batch is not None:
+        update_moments(mean, var, batch.mean, batch.var, momentum)
     return y
-
-
-def _evaluate(
-    chosen: Kernel, x: Tensor, moments: Pair, affine: Pair, eps: float, groups: int, order: Order, tied: bool
-) -> Tensor:
-    """Normalize with the running moments."""
-    mean, var = moments
-    assert mean is not None and var is not None
-    if chosen == "analytic":
-        return analytic.evaluate(x, mean, var, *affine, eps, groups)
-    if chosen == "triton":
-        return variants.evaluate(x, mean, var, *affine, eps, groups, order=order, tied=tied)
-    pivot = chosen != "reference"
-    return reference.evaluate(x, mean, var, *affine, eps, groups, order=order, tied=tied, pivot=pivot)
 
 
 class ContinualNormBase(MomentNorm):

@@ -30,8 +30,6 @@ from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.base import empty_like_input
 from contnorm.norms.group import check_groups
 
-__all__ = ["EvoNorm1d", "EvoNorm2d", "EvoNorm3d", "evonorm_s0"]
-
 
 def evonorm_s0(
     x: Tensor,
@@ -110,8 +108,9 @@ class _EvoNormS0(ActivationNorm):
         super().__init__(num_features, eps, affine, device, dtype, apply_act=apply_act)
         self.num_groups = check_groups(num_groups, num_features, self.ranks)
 
-    def _normalize(self, x: Tensor) -> Tensor:
-        return evonorm_s0(x, self.num_groups, self.weight, self.bias, self.v, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        return evonorm_s0(input, self.num_groups, self.weight, self.bias, self.v, self.eps)
 
     def extra_repr(self) -> str:
         channels, rest = super().extra_repr().split(", ", 1)

@@ -22,8 +22,6 @@ from contnorm.kernels.pivot import per_channel
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.base import empty_like_input
 
-__all__ = ["FilterResponseNorm1d", "FilterResponseNorm2d", "FilterResponseNorm3d", "filter_response_norm"]
-
 
 def filter_response_norm(
     x: Tensor,
@@ -77,8 +75,9 @@ class _FilterResponseNorm(ActivationNorm):
     act_initial: ClassVar[float] = 0.0
     tau: nn.Parameter | None
 
-    def _normalize(self, x: Tensor) -> Tensor:
-        return filter_response_norm(x, self.weight, self.bias, self.tau, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        return filter_response_norm(input, self.weight, self.bias, self.tau, self.eps)
 
 
 class FilterResponseNorm1d(_FilterResponseNorm):

@@ -27,28 +27,11 @@ from contnorm.checks import (
 )
 from contnorm.kernels import resolve_kernel
 from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout
-from contnorm.kernels.triton import cn_variants as variants
+from contnorm.kernels.triton import continual as fused
+from contnorm.kernels.triton.availability import is_plain
 from contnorm.kernels.triton.continual.launch import channels_last
 from contnorm.kernels.triton.group_norm import group_step
 from contnorm.norms.base import NormLayer, empty_like_input
-
-__all__ = [
-    "GroupNorm1d",
-    "GroupNorm2d",
-    "GroupNorm3d",
-    "GroupNormBase",
-    "InstanceNorm1d",
-    "InstanceNorm2d",
-    "InstanceNorm3d",
-    "LayerNorm1d",
-    "LayerNorm2d",
-    "LayerNorm3d",
-    "SampleNorm",
-    "check_groups",
-    "group_norm",
-    "instance_norm",
-    "layer_norm",
-]
 
 
 def group_norm(
@@ -84,7 +67,7 @@ def group_norm(
         return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
     check_group_size(x, groups)
     if _uses_kernel(x, groups):
-        return group_step(x, weight, bias, eps, groups, x.dtype, residual, relu)
+        return group_step(x, weight, bias, eps, groups, residual, relu)
     if weight is not None and weight.dtype != x.dtype:
         # Half-precision input with float32 weights is supported on CPU but not on CUDA, so all are cast to float32.
         wide = statistics_dtype(x)
@@ -100,7 +83,8 @@ def _uses_kernel(x: Tensor, groups: int) -> bool:
     return (
         x.is_cuda
         and resolve_kernel(None) in ("auto", "triton")
-        and variants.auto_selects(x, groups)
+        and is_plain(x)
+        and fused.auto_selects(x, groups)
         and not x.is_contiguous()
         and channels_last(x)
     )

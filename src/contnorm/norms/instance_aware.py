@@ -27,14 +27,7 @@ from contnorm.norms.base import (
     update_moments,
     uses_batch_moments,
 )
-from contnorm.norms.row_moments import RowMoments, has_one_position, normalize_rows, row_moments
-
-__all__ = [
-    "InstanceAwareBatchNorm1d",
-    "InstanceAwareBatchNorm2d",
-    "InstanceAwareBatchNorm3d",
-    "instance_aware_batch_norm",
-]
+from contnorm.norms.row_moments import has_one_position, normalize_rows, row_moments
 
 
 def instance_aware_batch_norm(
@@ -84,7 +77,10 @@ def instance_aware_batch_norm(
     rows = row_moments(x)
     if uses_batch_moments(training, running_mean):
         check_batch(x, eps)
-        mean, var = _batch_moments(x, rows)
+        positions = math.prod(x.shape[2:])
+        mean = rows.mean.mean(0)
+        biased = (rows.var * ((positions - 1) / positions) + (rows.mean - mean).square()).mean(0)
+        var = unbiased(biased, x.shape[0] * positions)
         update_moments(running_mean, running_var, mean, var, momentum)
     else:
         assert running_mean is not None and running_var is not None
@@ -98,14 +94,6 @@ def instance_aware_batch_norm(
             (var + _softshrink(rows.var - var, var_limit)).clamp_min(0),
         )
     return normalize_rows(x, rows, mean, var, weight, bias, eps)
-
-
-def _batch_moments(x: Tensor, rows: RowMoments) -> tuple[Tensor, Tensor]:
-    """Return the mean and unbiased variance of each channel, (C,) each, from the moments of its rows."""
-    positions = math.prod(x.shape[2:])
-    mean = rows.mean.mean(0)
-    biased = (rows.var * ((positions - 1) / positions) + (rows.mean - mean).square()).mean(0)
-    return mean, unbiased(biased, x.shape[0] * positions)
 
 
 def _softshrink(x: Tensor, limit: Tensor) -> Tensor:

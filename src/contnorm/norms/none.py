@@ -10,8 +10,6 @@ from torch import Tensor
 from contnorm.checks import check_input
 from contnorm.norms.base import NormLayer
 
-__all__ = ["NoNorm1d", "NoNorm2d", "NoNorm3d"]
-
 
 class _NoNorm(NormLayer):
     """Returns its input unchanged. It checks the input as the norms do, and can be converted back to any norm."""

@@ -8,9 +8,6 @@ The defaults of the layers differ from those of batch norm and follow the implem
 limit of r from 1 to 3 between batches 5,000 and 40,000, the limit of d from 0 to 5 between batches 5,000 and 25,000. A
 short online run never reaches batch 5,000 and therefore trains with r = 1 and d = 0. ``total_steps`` scales the ramps
 to the length of the run (5-40 % and 5-25 % of it).
-
-On CUDA, Triton kernels compute it (`contnorm.kernels.triton.batch_renorm`). The code here is the definition, and is
-used on all other devices.
 """
 
 from __future__ import annotations
@@ -22,12 +19,8 @@ import torch
 from torch import Tensor
 
 from contnorm.checks import check_batch, check_input, check_number, check_residual, statistics_dtype, updates_moments
-from contnorm.kernels import Kernel, resolve_kernel
 from contnorm.kernels.pivot import channel_pivot, per_channel
 from contnorm.kernels.reference import add_residual_and_relu
-from contnorm.kernels.triton import batch_renorm as kernels
-from contnorm.kernels.triton.batch_renorm import renorm_limits
-from contnorm.kernels.triton.row_moments import use_kernels
 from contnorm.norms.base import (
     MomentNorm,
     apply_affine,
@@ -38,8 +31,6 @@ from contnorm.norms.base import (
     update_moments,
     uses_batch_moments,
 )
-
-__all__ = ["BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d", "batch_renorm"]
 
 
 def batch_renorm(
@@ -58,7 +49,6 @@ def batch_renorm(
     d: Tensor | None = None,
     residual: Tensor | None = None,
     relu: bool = False,
-    kernel: Kernel | None = None,
 ) -> Tensor:
     r"""Batch renormalization.
 
@@ -81,8 +71,7 @@ def batch_renorm(
         r: (C,), used without clipping instead of the computed r.
         d: (C,), used without clipping instead of the computed d.
         residual: Tensor added to the result, with the input's shape. It is cast to the input's dtype.
-        relu: Whether to apply ReLU to the result, after the residual. The Triton kernels do both in the same pass.
-        kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+        relu: Whether to apply ReLU to the result, after the residual.
 
     Example:
         >>> x, mean, var = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0]), torch.tensor([4.0])
@@ -96,60 +85,18 @@ def batch_renorm(
         if not isinstance(limit, Tensor):
             check_number(limit, least, name)
     residual = check_residual(residual, x)
-    kernel = resolve_kernel(kernel)
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
         check_batch(x, eps)
-    moments, parameters = (running_mean, running_var), (weight, bias)
-    fixed_factors = r is not None or d is not None
-    numbers = momentum, r_max, d_max
-    if not fixed_factors and use_kernels(x, parameters, moments, numbers, kernel, residual=residual):
-        return kernels.batch_renorm(
-            _recompute, x, *moments, parameters, by_batch, momentum, eps, r_max, d_max, residual, relu
-        )
-    y = _in_torch(x, *moments, *parameters, by_batch, momentum, eps, r_max, d_max, r, d)
-    return add_residual_and_relu(y, residual, relu)
-
-
-def _recompute(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    std: Tensor,
-    r: Tensor,
-    d: Tensor,
-    by_batch: bool,
-    eps: float,
-) -> Tensor:
-    """Recompute the output of the kernels in torch operators, for double backward; running moments stay unchanged."""
-    if by_batch:
-        return _in_torch(x, None, None, weight, bias, True, 0.0, eps, 1.0, 0.0, r, d)
-    return _in_torch(x, mean, std.square(), weight, bias, False, 0.0, eps, 1.0, 0.0, None, None)
-
-
-def _in_torch(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    by_batch: bool,
-    momentum: float | Tensor,
-    eps: float,
-    r_max: float | Tensor,
-    d_max: float | Tensor,
-    r: Tensor | None,
-    d: Tensor | None,
-) -> Tensor:
     dtype, rank = statistics_dtype(x), x.dim()
     if not by_batch:
         assert running_mean is not None and running_var is not None
         rstd = 1 / (running_var.to(dtype).sqrt() + eps)
         centred = x.to(dtype) - per_channel(running_mean.to(dtype), rank)
-        return apply_affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
+        y = apply_affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
+        return add_residual_and_relu(y, residual, relu)
 
     pivot = channel_pivot(x)
     shifted = x.to(dtype) - per_channel(pivot, rank)
@@ -158,7 +105,12 @@ def _in_torch(
     varies = var != 0  # True for NaN, so that NaNs stay visible
     std = torch.where(varies, var, 1.0).sqrt() * varies
     if running_mean is not None and running_var is not None:
-        ratio, offset = _clipped(mean, std, running_mean.to(dtype) - pivot, running_var.to(dtype), r_max, d_max)
+        with torch.no_grad():
+            old_std = running_var.to(dtype).sqrt().clamp_min(torch.finfo(dtype).tiny)  # zero gives the limits
+            r_limit, d_limit = (torch.as_tensor(limit, dtype=dtype, device=x.device) for limit in (r_max, d_max))
+            ratio = (std / old_std).clamp(1 / r_limit, r_limit)
+            offset = ((mean - (running_mean.to(dtype) - pivot)) / old_std).clamp(-d_limit, d_limit)
+            ratio, offset = keep_values(ratio, offset)
         r, d = ratio if r is None else r, offset if d is None else d
     normalized = (shifted - per_channel(mean, rank)) * per_channel(1 / (std + eps), rank)
     if r is not None:
@@ -170,25 +122,7 @@ def _in_torch(
             running_std = running_var.to(dtype).sqrt()
             update_moments(running_mean, running_std, mean + pivot, std, momentum)
             running_var.copy_(running_std.square())
-    return apply_affine(normalized, weight, bias).to(x.dtype)
-
-
-def _clipped(
-    mean: Tensor,
-    std: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    r_max: float | Tensor,
-    d_max: float | Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return r and d, without gradient; a running standard deviation of zero gives the limits."""
-    with torch.no_grad():
-        running_std = running_var.sqrt().clamp_min(torch.finfo(running_var.dtype).tiny)
-        r_limit, d_limit = (torch.as_tensor(limit, dtype=std.dtype, device=std.device) for limit in (r_max, d_max))
-        r = (std / running_std).clamp(1 / r_limit, r_limit)
-        d = ((mean - running_mean) / running_std).clamp(-d_limit, d_limit)
-        r, d = keep_values(r, d)
-    return r, d
+    return add_residual_and_relu(apply_affine(normalized, weight, bias).to(x.dtype), residual, relu)
 
 
 PUBLISHED_STEPS = 100_000  # the run length for which the published ramps are 5-40 % and 5-25 %
@@ -208,10 +142,8 @@ class BatchRenormBase(MomentNorm):
         r_max: Final value of the limit of r, which starts at 1.
         d_max: Final value of the limit of d, which starts at 0.
         total_steps: Number of batches of the run, to which the published ramps are scaled; None for no scaling.
-        kernel: The implementation, resolved at construction; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
     """
 
-    has_triton_kernels: ClassVar[bool] = True
     r_limit: Tensor
     d_limit: Tensor
 
@@ -228,7 +160,6 @@ class BatchRenormBase(MomentNorm):
         r_max: float = 3.0,
         d_max: float = 5.0,
         total_steps: int | None = None,
-        kernel: Kernel | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         # They must be finite, because the ramps multiply them by zero at the start.
@@ -237,7 +168,6 @@ class BatchRenormBase(MomentNorm):
         if total_steps is not None:
             check_number(total_steps, 1, "total_steps")
         self.r_max, self.d_max, self.total_steps = r_max, d_max, total_steps
-        self.kernel = resolve_kernel(kernel)
         # The current limits. They follow from the batch counter, so they need not be in the checkpoint.
         self.register_buffer("r_limit", torch.ones((), device=device), persistent=False)
         self.register_buffer("d_limit", torch.zeros((), device=device), persistent=False)
@@ -251,16 +181,6 @@ class BatchRenormBase(MomentNorm):
         """Return the limits of r and d for the current batch."""
         if self.num_batches_tracked is None:
             return self.r_limit, self.d_limit
-        limits = renorm_limits(
-            self.num_batches_tracked,
-            (self.r_limit, self.d_limit),
-            self._updates_moments(),
-            (self.r_max, self.d_max),
-            self._ramps(),
-            self.kernel,
-        )
-        if limits is not None:
-            return limits
         counter = self.num_batches_tracked
         r_ramp, d_ramp = (((counter - start) / (end - start)).clamp(0, 1) for start, end in self._ramps())
         r_limit, d_limit = 1 + (self.r_max - 1) * r_ramp, self.d_max * d_ramp
@@ -299,7 +219,6 @@ class BatchRenormBase(MomentNorm):
             d_max=d_max,
             residual=residual,
             relu=relu,
-            kernel=self.kernel,
         )
 
     def stored_variance(self, var: Tensor, count: float) -> Tensor:

@@ -28,8 +28,6 @@ from contnorm.norms.base import (
     uses_batch_moments,
 )
 
-__all__ = ["RobustBatchNorm1d", "RobustBatchNorm2d", "RobustBatchNorm3d", "robust_batch_norm"]
-
 
 def robust_batch_norm(
     x: Tensor,

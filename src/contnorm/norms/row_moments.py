@@ -10,8 +10,6 @@ from torch import Tensor
 from contnorm.checks import statistics_dtype
 from contnorm.kernels.pivot import per_channel, row_pivot
 
-__all__ = ["RowMoments", "has_one_position", "normalize_rows", "row_moments"]
-
 
 class RowMoments(NamedTuple):
     """The input minus a pivot for each row, and the moments of each row, in float64 because these tables are small."""

@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from contnorm.kernels.reference import backward_would_crash, group_norm_in_layout
 from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
 
-__all__ = ["STOCK_NORMS", "StockGroupNorm", "stock_norm"]
-
-
 STOCK_NORMS = ("none", "bn", "gn", "sn", "cn")
 BATCH = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 SWITCHABLE = {1: SwitchNorm1d, 2: SwitchNorm2d, 3: SwitchNorm3d}
@@ -53,7 +50,7 @@ def stock_norm(name: str, num_features: int, dim: Literal[1, 2, 3], num_groups: 
         first = nn.GroupNorm(num_groups, num_features, affine=False)
         return nn.Sequential(first, BATCH[dim](num_features, momentum=momentum))
     if name == "sn":
-        return SWITCHABLE[dim](num_features, momentum=momentum, kernel="reference")
+        return SWITCHABLE[dim](num_features, momentum=momentum)
     if name == "none":
         return nn.Identity()
     raise ValueError(

@@ -4,9 +4,6 @@ As in the authors' code, there are two separate weight vectors, one for the mean
 logits start at 1, ``momentum=0.1`` is the weight of a new batch, and the running moments, including the variance, start
 at zero. The instance variance is unbiased, and the layer and batch variances are computed from it. If the input has one
 position, as (N, C) input does, an instance has no variance, and only layer and batch moments are mixed.
-
-On CUDA, Triton kernels compute it (`contnorm.kernels.triton.switch_norm`). The code here is the definition, and is used
-on all other devices.
 """
 
 from __future__ import annotations
@@ -17,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from contnorm.checks import check_batch, check_residual
-from contnorm.kernels import Kernel, resolve_kernel
 from contnorm.kernels.reference import add_residual_and_relu
-from contnorm.kernels.triton import switch_norm as kernels
-from contnorm.kernels.triton.row_moments import use_kernels
 from contnorm.norms.base import (
     MomentNorm,
     check_arguments,
@@ -29,8 +23,6 @@ from contnorm.norms.base import (
     uses_batch_moments,
 )
 from contnorm.norms.row_moments import RowMoments, has_one_position, normalize_rows, row_moments
-
-__all__ = ["SwitchNorm1d", "SwitchNorm2d", "SwitchNorm3d", "batch_moments", "switch_norm"]
 
 
 def switch_norm(
@@ -47,7 +39,6 @@ def switch_norm(
     *,
     residual: Tensor | None = None,
     relu: bool = False,
-    kernel: Kernel | None = None,
 ) -> Tensor:
     r"""Switchable normalization.
 
@@ -67,8 +58,7 @@ def switch_norm(
         momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
         eps: Value added to the mixed variance.
         residual: Tensor added to the result, with the input's shape. It is cast to the input's dtype.
-        relu: Whether to apply ReLU to the result, after the residual. The Triton kernels do both in the same pass.
-        kernel: The implementation; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+        relu: Whether to apply ReLU to the result, after the residual.
 
     Example:
         >>> x, only_batch = torch.tensor([[0.0, 5.0], [2.0, 9.0]]), torch.tensor([0.0, -99.0, 99.0])
@@ -77,47 +67,12 @@ def switch_norm(
                 [ 1.,  1.]])
     """
     momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
-    kernel = resolve_kernel(kernel)
     residual = check_residual(residual, x)
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias, mean_weight, var_weight), residual, relu)
     by_batch = uses_batch_moments(training, running_mean)
     if by_batch:
         check_batch(x, eps)
-    moments, affine, logits = (running_mean, running_var), (weight, bias), (mean_weight, var_weight)
-    if not has_one_position(x) and use_kernels(x, affine, moments, (momentum,), kernel, logits, residual):
-        return kernels.switch_norm(_recompute, x, *moments, (*affine, *logits), by_batch, momentum, eps, residual, relu)
-    y = _in_torch(x, *moments, *affine, *logits, by_batch, momentum, eps)
-    return add_residual_and_relu(y, residual, relu)
-
-
-def _recompute(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean_weight: Tensor,
-    var_weight: Tensor,
-    batch_mean: Tensor | None,
-    batch_var: Tensor | None,
-    eps: float,
-) -> Tensor:
-    """Recompute the output of the kernels in torch operators, for double backward; running moments stay unchanged."""
-    by_batch = batch_mean is None
-    return _in_torch(x, batch_mean, batch_var, weight, bias, mean_weight, var_weight, by_batch, 0.0, eps)
-
-
-def _in_torch(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean_weight: Tensor,
-    var_weight: Tensor,
-    by_batch: bool,
-    momentum: float | Tensor,
-    eps: float,
-) -> Tensor:
     row_stats = row_moments(x)
     if by_batch:
         batch_mean, batch_var = _batch_branch(row_stats)
@@ -131,8 +86,7 @@ def _in_torch(
     single = has_one_position(x)
     mean = _mixed(mean_weight, row_stats.mean, layer_mean, batch_mean, single)
     var = _mixed(var_weight, row_stats.var, layer_var, batch_var, single)
-
-    return normalize_rows(x, row_stats, mean, var, weight, bias, eps)
+    return add_residual_and_relu(normalize_rows(x, row_stats, mean, var, weight, bias, eps), residual, relu)
 
 
 def _batch_branch(rows: RowMoments) -> tuple[Tensor, Tensor]:
@@ -162,11 +116,9 @@ class _SwitchNorm(MomentNorm):
     """Switchable normalization.
 
     ``mean_weight`` and ``var_weight`` hold the logits of instance, layer and batch moments, in that order. Their
-    softmax weights the moments, also with ``affine=False``. ``kernel`` selects the implementation and is resolved at
-    construction; None reads ``CONTNORM_KERNEL``. See `contnorm.kernels`.
+    softmax weights the moments, also with ``affine=False``.
     """
 
-    has_triton_kernels: ClassVar[bool] = True
     own_tensors: ClassVar[tuple[str, ...]] = ("mean_weight", "var_weight")
     initial_var: ClassVar[float] = 0.0
 
@@ -179,11 +131,8 @@ class _SwitchNorm(MomentNorm):
         track_running_stats: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        *,
-        kernel: Kernel | None = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        self.kernel = resolve_kernel(kernel)
         self.mean_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
         self.var_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
 
@@ -202,7 +151,6 @@ class _SwitchNorm(MomentNorm):
             var_weight=self.var_weight,
             residual=residual,
             relu=relu,
-            kernel=self.kernel,
         )
 
     def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:

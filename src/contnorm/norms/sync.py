@@ -14,13 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contnorm.checks import check_batch, check_group_size, check_input, check_residual, resolve_groups, statistics_dtype
-from contnorm.kernels import Kernel, Order
 from contnorm.kernels.pivot import channel_pivot, per_channel, subtract_slab_pivot
 from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout
 from contnorm.norms.base import apply_affine, channel_moments, update_moments
 from contnorm.norms.continual import ContinualNormBase
-
-__all__ = ["SyncContinualNorm"]
 
 
 class SyncContinualNorm(ContinualNormBase):
@@ -30,19 +27,8 @@ class SyncContinualNorm(ContinualNormBase):
     evaluation, and without a process group, it computes the same as the unsynchronized layer. Use
     ``contnorm.convert_sync`` to convert a model.
 
-    Args:
-        num_features: Number of channels.
-        eps: Value added to both variances.
-        momentum: Weight of a batch in the running moments; None for a cumulative average over all batches.
-        affine: Whether the layer has weight and bias.
-        track_running_stats: Whether to keep running moments.
-        device: Device of parameters and buffers.
-        dtype: Dtype of parameters and buffers.
-        num_groups: Number of groups of channels, a divisor of ``num_features``, or ``"auto"``.
-        order: ``"gn_bn"`` is CN; ``"bn_gn"`` reverses the two steps.
-        tied: Whether to use the same weight and bias in both steps.
-        kernel: The implementation used where no synchronization is needed.
-        process_group: The processes whose batches are normalized together; None for all processes.
+    Its arguments are those of `ContinualNorm2d`. ``process_group`` are the processes whose batches are normalized
+    together; None for all processes.
 
     Example:
         >>> SyncContinualNorm(64)(torch.randn(4, 64, 8, 8)).shape  # one process: no synchronization
@@ -50,37 +36,7 @@ class SyncContinualNorm(ContinualNormBase):
     """
 
     ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        num_groups: int | str = 32,
-        order: Order = "gn_bn",
-        tied: bool = False,
-        kernel: Kernel | None = None,
-        process_group: Any = None,
-    ) -> None:
-        super().__init__(
-            num_features,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,
-            device,
-            dtype,
-            num_groups=num_groups,
-            order=order,
-            tied=tied,
-            kernel=kernel,
-        )
-        self.process_group = process_group
+    process_group: Any = None
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         single_process = (
@@ -111,7 +67,7 @@ class SyncContinualNorm(ContinualNormBase):
     def _synced_batch_step(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         pivot = channel_pivot(x) if x.numel() else x.new_zeros(x.shape[1])
         shifted = x - per_channel(pivot, x.dim())
-        total, mean, var = _merge_rows(_gather(_local_row(shifted, pivot), self.process_group))
+        total, mean, var = _merge_rows(_Gather.apply(_local_row(shifted, pivot), self.process_group))  # type: ignore[no-untyped-call]
         centred = shifted - per_channel((mean - pivot.double()).to(x.dtype), x.dim())
         y = centred * per_channel(torch.rsqrt(var + self.eps).to(x.dtype), x.dim())
         self._move_moments(x, total, mean, var)
@@ -169,8 +125,3 @@ class _Gather(torch.autograd.Function):
         grad = grad.contiguous()
         dist.all_reduce(grad, group=ctx.group)
         return grad[dist.get_rank(ctx.group)], None
-
-
-def _gather(row: Tensor, group: Any) -> Tensor:
-    gathered: Tensor = _Gather.apply(row, group)  # type: ignore[no-untyped-call]
-    return gathered

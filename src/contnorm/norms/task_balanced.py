@@ -37,14 +37,6 @@ from contnorm.norms.base import (
 from contnorm.norms.batch import batch_norm
 from contnorm.tags import current_tags
 
-__all__ = [
-    "TaskBalancedNorm1d",
-    "TaskBalancedNorm2d",
-    "TaskBalancedNorm3d",
-    "feasible_parts",
-    "task_balanced_batch_norm",
-]
-
 
 def feasible_parts(stream: int, memory: int, past_tasks: int) -> int:
     """Return the number of parts r: the largest common divisor of both counts up to (stream / memory) * past tasks.

@@ -12,7 +12,7 @@ the group norm removes.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,19 +21,6 @@ from torch import Tensor, nn
 from contnorm.checks import check_eps
 from contnorm.kernels.side_stream import Convolution
 from contnorm.norms.group import GroupNormBase
-
-__all__ = [
-    "WSGroupNorm",
-    "WSGroupNorm1d",
-    "WSGroupNorm2d",
-    "WSGroupNorm3d",
-    "check_standardizable",
-    "is_standardized",
-    "standardize",
-    "standardize_convolutions",
-    "standardized_weight",
-    "unstandardize",
-]
 
 
 def standardized_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -51,38 +38,30 @@ def standardized_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
     return F.layer_norm(last, last.shape[1:], eps=eps).movedim(-1, 1)
 
 
-class _StandardizedConv1d(nn.Conv1d):
+class _Standardized:
+    """The forward pass of the classes below. Its weight gradient is part of autograd, and not on a side stream."""
+
     weight_eps: float
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self: Any, input: Tensor) -> Tensor:
         y: Tensor = self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
         return y
 
 
-class _StandardizedConv2d(nn.Conv2d):
-    weight_eps: float
-
-    def forward(self, input: Tensor) -> Tensor:
-        y: Tensor = self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
-        return y
+class _StandardizedConv1d(_Standardized, nn.Conv1d):
+    pass
 
 
-class _StandardizedConv3d(nn.Conv3d):
-    weight_eps: float
-
-    def forward(self, input: Tensor) -> Tensor:
-        y: Tensor = self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
-        return y
+class _StandardizedConv2d(_Standardized, nn.Conv2d):
+    pass
 
 
-class _StandardizedConvolution(Convolution):
-    """The convolution of the bench's networks. Its weight gradient is part of autograd, and not on a side stream."""
+class _StandardizedConv3d(_Standardized, nn.Conv3d):
+    pass
 
-    weight_eps: float
 
-    def forward(self, input: Tensor) -> Tensor:
-        y: Tensor = self._conv_forward(input, standardized_weight(self.weight, self.weight_eps), self.bias)
-        return y
+class _StandardizedConvolution(_Standardized, Convolution):
+    pass  # of the bench's networks
 
 
 # By the class of a convolution: the class with standardized weights.

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import check_seeds
-from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.data.registry import data_root
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.files import write_output
 from contnorm.bench.grid import LineSearch, Refine
 from contnorm.bench.records import Store
@@ -222,12 +222,12 @@ def _check(options: TuneOptions) -> None:
         raise UserError(f"rates {','.join(map(str, options.rates))}: use learning rates above 0, such as 0.03,0.1.")
 
 
-def _environment(options: TuneOptions) -> RunEnvironment:
+def _environment(options: TuneOptions) -> RunOptions:
     """Environment of the runs; by default a whole grid runs in parallel on a GPU."""
     execution = options.execution
-    if execution.lanes is None and (execution.devices or (execution.device or "").startswith("cuda")):
+    if execution.lanes is None and (execution.devices or execution.on_gpu):
         execution = replace(execution, lanes=len(options.rates) * options.seeds)
-    return run_environment(options.runs, execution, options.data_root)
+    return replace(execution, runs=options.runs, data_root=data_root(options.data_root))
 
 
 def _grids(recipe: Recipe, options: TuneOptions, records: RecipeRecords, root: Path) -> list[RateGrid]:
@@ -303,7 +303,7 @@ def _on_validation(cell: RecipeCell, rate: float, options: TuneOptions, root: Pa
     return config_of(cell, root, overrides)
 
 
-def _refuse_test_tasks(jobs: Sequence[Job]) -> None:
+def _refuse_test_tasks(jobs: Sequence[Run]) -> None:
     """Guard: no learning rate is chosen on tasks that a table reports on."""
     for job in jobs:
         stream = job.config.stream

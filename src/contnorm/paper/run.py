@@ -14,12 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
-from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
 from contnorm.bench.data.registry import SOURCES, data_root, location_of
-from contnorm.bench.engine.job import RunEnvironment
-from contnorm.bench.launchers.local import list_devices
+from contnorm.bench.engine.launch import list_devices
+from contnorm.bench.engine.run import RunOptions
 from contnorm.bench.records import Store
 from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule
 from contnorm.bench.streams.tasks import find_stream
@@ -253,7 +252,7 @@ class _Table:
 
     recipe: Recipe
     options: TableOptions
-    environment: RunEnvironment
+    environment: RunOptions
     store: Store
     typed: Mapping[str, Any]
 
@@ -448,13 +447,13 @@ def _typed_settings(options: TableOptions) -> dict[str, Any]:
     return typed
 
 
-def _environment(recipe: Recipe, options: TableOptions) -> RunEnvironment:
+def _environment(recipe: Recipe, options: TableOptions) -> RunOptions:
     """Environment of the runs. Runs that are timed run one at a time and have a folder of their own."""
     execution = options.execution
     if recipe.alone:
         devices = None if execution.devices is None else list_devices(execution.devices)[:1]
         execution = replace(execution, lanes=1, launcher=None, devices=devices)
-    return run_environment(runs_folder(recipe, options.runs), execution, options.data_root)
+    return replace(execution, runs=runs_folder(recipe, options.runs), data_root=data_root(options.data_root))
 
 
 def _sources(configs: Iterable[RunConfig]) -> list[str]:

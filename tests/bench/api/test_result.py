@@ -12,7 +12,7 @@ from rich.console import Console
 
 from contnorm import bench
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.records import make_record
 from contnorm.errors import UserError
 from tests.datasets import small_long_tail
 
@@ -73,10 +73,10 @@ def test_compare_pairs_the_seeds_that_both_have(stream: bench.Stream, result: be
 
 
 def test_compare_accepts_the_default_of_a_stream_in_place_of_none() -> None:
-    matrix = AccuracyMatrix([[9, None], [6, 7]], [10, 10])
+    counts = {"matrix": {"correct": [[9, None], [6, 7]], "total": [10, 10]}}
     settings: list[dict[str, Any]] = [{}, {"scenario": "task"}]
     configs = [from_dict({"stream": {"name": "split-mnist", **chosen}}) for chosen in settings]
-    a, b = (bench.Record(config, 0, matrix, {}, {}) for config in configs)
+    a, b = (make_record(config, 0, counts) for config in configs)
     assert bench.compare([a], [b]).mean == 0
 
 

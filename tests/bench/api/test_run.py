@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,10 +93,10 @@ def interrupted_at_step(number: int) -> Iterator[None]:
 
 def test_resume_after_a_stop_is_bit_exact(stream: bench.Stream, tmp_path: Path) -> None:
     whole = bench.run(stream, settings={"train.passes": 5}, runs=tmp_path / "whole")
-    with interrupted_at_step(17), pytest.raises(KeyboardInterrupt, match="stopped after saving"):
+    with interrupted_at_step(17), pytest.raises(KeyboardInterrupt, match="1 of 1 runs unfinished"):
         bench.run(stream, settings={"train.passes": 5}, runs=tmp_path / "stopped")
     assert not list((tmp_path / "stopped").glob("*/*.json")), "the run is not recorded"
-    assert list((tmp_path / "stopped").rglob("checkpoints/*")), "the run is saved"
+    assert list((tmp_path / "stopped").rglob("checkpoint.safetensors")), "the run is saved"
     resumed = bench.run(stream, settings={"train.passes": 5}, runs=tmp_path / "stopped")
     assert resumed.records[0].raw["matrix"] == whole.records[0].raw["matrix"]
 
@@ -177,21 +176,18 @@ def test_objects_and_settings_give_the_same_hash(stream: bench.Stream, arguments
     ("arguments", "words"),
     [
         ({"norm": "cnn"}, ["norm", "cnn"]),
-        ({"norm": None}, ["norm=None", "'none'"]),
-        ({"norm": ["bn", "cn"]}, ["norm=", "run_all"]),
-        ({"strategy": None}, ["strategy=None", "'single'"]),
+        ({"norm": ["bn", "cn"]}, ["norm="]),
         ({"lr": 0.1, "settings": {"train.lr": 0.2}}, ["lr", "0.1", "0.2"]),
         ({"strategy": bench.ER(replay=4), "replay": 5}, ["ER", "train.replay", "4", "5"]),
         ({"settings": {"train.lrr": 0.1}}, ["train.lrr", "train.lr"]),
         ({"seeds": 0}, ["seeds=0"]),
         ({"seeds": [1, -1]}, ["-1"]),
-        ({"seeds": []}, ["at least one"]),
+        ({"seeds": []}, ["at least 1"]),
         ({"device": "gpu"}, ["gpu", "cuda"]),
         ({"lanes": 0}, ["lanes=0"]),
         ({"threads": 0}, ["threads=0"]),
-        ({"memory": 5}, ["memory=5"]),
-        ({"model": 5}, ["model=5"]),
-        ({"strategy": 5}, ["strategy=5"]),
+        ({"model": 5j}, ["model=5j"]),
+        ({"strategy": 5j}, ["strategy=5j"]),
         ({"model": "resnet19"}, ["resnet19", "resnet18"]),
         ({"tag": "a\nb", "model": make_net}, ["model.name"]),
         ({"model": lambda shape, outputs: nn.Flatten(), "norm": "none"}, ["model", "outputs"]),
@@ -260,19 +256,6 @@ def test_script_without_main_guard_runs_two_seeds(tmp_path: Path, runs: str | No
     )
     assert done.returncode == 0 and done.stdout == "seeds [0, 1]\n", done.stderr
     assert done.stderr == ""
-
-
-def test_objects_that_can_not_be_sent_run_in_this_process(
-    stream: bench.Stream, caplog: pytest.LogCaptureFixture
-) -> None:
-    lock = threading.Lock()  # can't be pickled
-
-    def make(shape: tuple[int, ...], outputs: int) -> nn.Module:
-        with lock:
-            return make_net(shape, outputs)
-
-    assert bench.run(stream, model=make, settings=FAST, seeds=2, lanes=2).seeds == [0, 1]
-    assert len([r for r in caplog.records if "in this process" in r.getMessage()]) == 1
 
 
 @pytest.mark.slow

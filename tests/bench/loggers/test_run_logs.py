@@ -18,9 +18,7 @@ import torch
 from contnorm import bench
 from contnorm.bench.api.run_logs import RunLogs
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.engine.events import Started, Steps
-from contnorm.bench.engine.job import Job
-from contnorm.bench.engine.scheduler import Event
+from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.loggers import CSVLogger, LoggedRun
 from contnorm.errors import UserError
 from tests.bench.loggers.conftest import Memo, StopAt
@@ -85,12 +83,12 @@ class Noisy(bench.Logger):
 
 
 def test_loggers_do_not_change_random_generators() -> None:
-    job, draws = Job(from_dict({}), 0), []
+    job, draws = Run(from_dict({}), 0), []
     for loggers in ([], [Noisy()]):
         random.seed(0), np.random.seed(0), torch.manual_seed(0)
         logs = RunLogs(loggers, every=1)
-        for what in (Started(0, 9), Steps(1, 9, 0, 0.5), Steps(2, 9, 0, 0.5)):
-            logs.log_event(Event(job, what, None))
+        for event in (Event("started", job, 0, 9), *(Event("steps", job, done, 9, loss=0.5) for done in (1, 2))):
+            logs.log_event(event)
         assert logs.loggers == loggers, "none has failed"
         draws.append((random.random(), np.random.rand(), torch.rand(1).item()))
     assert draws[0] == draws[1]

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.run_dir import edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models import pretrained
 from contnorm.bench.models.build import build_model
-from contnorm.bench.models.pretrained import locate_weights, read_weights, weights_hash
+from contnorm.bench.models.pretrained import locate_weights, read_weights, weights_change, weights_hash
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -330,12 +329,12 @@ def test_weights_changed_since_the_start_are_refused(file: Path, state: State) -
     other = replace(config, weights_hash="01234567")
     with pytest.raises(UserError, match=r"have changed since the run started \(model\.weights_hash was 01234567"):
         build_model(other, NormConfig(), (3, 32, 32), 5, 1)
-    assert not edited(RunConfig(model=config))
-    assert "have changed since the run started" in edited(RunConfig(model=other))
+    assert not weights_change(config)
+    assert "have changed since the run started" in weights_change(other)
     file.write_bytes(file.read_bytes() + b" ")
-    assert "have changed since the run started" in edited(RunConfig(model=config)), "looked at again"
+    assert "have changed since the run started" in weights_change(config), "looked at again"
     file.unlink()
-    assert "there is no such file" in edited(RunConfig(model=config))
+    assert "there is no such file" in weights_change(config)
 
 
 def test_user_networks_load_weights(tmp_path: Path) -> None:

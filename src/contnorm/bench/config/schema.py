@@ -411,7 +411,7 @@ def resolve_options(group: str, config: ComponentConfig, component: object) -> O
     if declared is None:
         return ()
     try:
-        settings = _checker(declared)(**given)
+        settings = _checker(declared)(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         raise UserError(_first_problem(error, group, {})) from None
     return tuple((name, getattr(settings, name)) for name in sorted(names))

@@ -29,7 +29,6 @@ from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_ste
 from contnorm.bench.engine.strategy_hooks import TASK_HOOKS, check_hooks, hooks_of, task_info, task_items
 from contnorm.bench.engine.user_components import UserComponents
 from contnorm.bench.models.build import MODELS, build_model
-from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, tagged_passes
@@ -59,7 +58,6 @@ class Trainer:
         plans: A cache of plans, to share with other trainers. Default: a new one.
         any_norm: Whether user-defined networks may have other norms than the settings name. For trainers that are not
             recorded.
-        draws: Draws of initial weights, to share with other trainers. Default: none are shared.
         memory_moments: Whether to evaluate with the moments of the replay memory too, beside those of the settings.
     """
 
@@ -72,7 +70,6 @@ class Trainer:
         pictures: DeviceImages | None = None,
         plans: PlanCache | None = None,
         any_norm: bool = False,
-        draws: WeightDraws | None = None,
         memory_moments: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
@@ -90,7 +87,7 @@ class Trainer:
         self.data = DeviceStream(stream, device, pictures)
         self.head = OutputMask(self.data.competing)
         self.task_mask = self._task_mask()
-        self.model, self.norm_hooks = self._fresh_model(plans, any_norm, draws)
+        self.model, self.norm_hooks = self._fresh_model(plans, any_norm)
         self.feed = self._feed()
         check_hooks(config, stream, self.strategy, self.norm_hooks)
         check_moment_settings(self.model, config, self.plan, stream)
@@ -147,13 +144,12 @@ class Trainer:
         images: NDArray[np.int64] = self.data.sequence.train.image[np.concatenate([step.stream, *step.replay])]
         return images
 
-    def _fresh_model(self, plans: PlanCache, any_norm: bool, draws: WeightDraws | None) -> tuple[nn.Module, NormHooks]:
+    def _fresh_model(self, plans: PlanCache, any_norm: bool) -> tuple[nn.Module, NormHooks]:
         """Return the network and the hooks of its layers; adds the extra draw that they request to the plan."""
         stream = self.data.sequence
         shape = stream.source.train_images.shape[1:]
         with seeded_generators(seed_for(self.seed, "init"), torch.device("cpu")):
-            with nullcontext() if draws is None or self.has_user_model else draws:
-                model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
+            model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
             hooks = NormHooks(model, self.config.norm.name)
             if hooks.extra_draw is not None:
                 _, self.plan = plans.of(self.config, self.seed, self.strategy.draws, hooks.extra_draw)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from contnorm.bench.components import has_user_frame, user_code_error, user_parts
+from contnorm.bench.components import Kind, has_user_frame, user_code_error, user_parts
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.global_generators import has_drawn, seeded_generators
 from contnorm.bench.rng import seed_for
@@ -31,7 +31,9 @@ class UserComponents:
 
     def __init__(self, config: RunConfig, seed: int, device: torch.device) -> None:
         self.config, self.seed, self.device = config, seed, device
-        self.parts = {kind: part for kind, part in user_parts(config).items() if kind != "memory"}
+        self.parts: dict[Kind, tuple[str, str | None]] = {
+            kind: part for kind, part in user_parts(config).items() if kind != "memory"
+        }
         self.draws_random = False
 
     @contextmanager

@@ -43,7 +43,8 @@ def build_model(
     """
     network = _initialized(config, norm, shape, outputs, total_steps)
     if find_run_norm(norm)[0].standardizes_weights:
-        standardize_convolutions(network, float(dict(norm.options).get("weight_eps", 1e-6)))
+        eps = dict(norm.options).get("weight_eps", 1e-6)
+        standardize_convolutions(network, float(eps))  # type: ignore[arg-type]
     if config.weights is not None:
         load_pretrained(network, config)
     return network

@@ -84,7 +84,7 @@ def built_in_name(layer: object) -> str | None:
         ('cn', True)
     """
     module, name = getattr(layer, "__module__", None), getattr(layer, "__name__", "")
-    targets = {f"contnorm.norms.{info.target}": info.name for info in reversed(NORMS.values()) if info.target}
+    targets = {f"contnorm.norms.{info.target}": info.name for info in reversed(list(NORMS.values())) if info.target}
     return targets.get(f"{module}:{name[:-2]}")
 
 
