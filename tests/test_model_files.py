@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import contnorm as cn
-from contnorm.bench.engine.checkpoint import load_weights, save_weights
+from contnorm.bench.engine.checkpoint import load_weights, pack_weights
 from contnorm.errors import UserError
 from contnorm.registry import norm_names
 from tests.convert.test_spec import Network, X, assert_same, converted, trained
@@ -150,7 +150,7 @@ def test_file_without_a_spec_is_refused(tmp_path: Path) -> None:
 
 def test_weights_of_a_run_say_which_norms_they_have(tmp_path: Path) -> None:
     model = trained(cn.convert_norm(Network(), "cn", num_groups=4))
-    save_weights(model, tmp_path / "0.json")
+    (tmp_path / "0.safetensors").write_bytes(pack_weights(model))
     assert_same(model, cn.load_model(Network(seed=1), tmp_path / "0.safetensors"))
     again = cn.freeze_stats(cn.convert_norm(Network(seed=1), "cn", num_groups=4))
     load_weights(again, tmp_path / "0.safetensors", "")

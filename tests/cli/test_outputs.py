@@ -98,7 +98,7 @@ def test_compare_warns_of_different_tasks(
         store.save(config, 0, {"matrix": {"correct": correct, "total": [10] * tasks, "before": None}})
     few, more, same = (config.hash for config in configs)
     assert call(monkeypatch, "compare", few, more, "--runs", tmp_path) == 0
-    assert "different tasks" in capsys.readouterr().out
+    assert "did not use the same data" in capsys.readouterr().out
     assert call(monkeypatch, "compare", more, same, "--runs", tmp_path) == 0
     assert "different tasks" not in capsys.readouterr().out
 
@@ -112,4 +112,4 @@ def test_compare_warns_of_other_data_of_any_seed(
     source = json.loads(path.read_text())["source"]
     rewrite(path, source={**source, "fingerprint": "0" * len(source["fingerprint"])})
     assert call(monkeypatch, "compare", BN, CN, "--runs", runs) == 0
-    assert "did not use the same samples" in capsys.readouterr().out
+    assert "did not use the same data" in capsys.readouterr().out

@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from contnorm.bench.api import execution as running
-from contnorm.bench.api.execution import RunOptions
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.multilabel import list_csv
 from contnorm.bench.data.multilabel_build import build
-from contnorm.bench.engine.scheduler import Event, resolve
+from contnorm.bench.engine.run import Event, RunOptions
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.paper import run_recipe, show_recipes
@@ -42,7 +42,7 @@ from tests.report.record_samples import make_records
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "docs" / "records" / "runs"
-ALONE = RunOptions("cpu", 1, 1)
+ALONE = RunOptions()
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_taken_name_needs_permission() -> None:
         lambda channels: channels,
         lambda channels: [][0],
     ],
-    ids=str,
+    ids=["number", "dict", "keys", "layer", "group norm", "no layer", "error"],
 )
 def test_bad_layers_are_rejected_and_not_registered(layer: Any) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -89,7 +89,7 @@ def test_report_is_the_mean_over_seeds(stream: bench.Stream, tmp_path: Path) -> 
 def test_trial_is_not_pruned_after_the_last_task(stream: bench.Stream) -> None:
     trial = optuna.trial.FixedTrial({})
     trial.should_prune = lambda: True
-    events: list[bench.TaskDone] = []
+    events: list[bench.Event] = []
     bench.run(stream, norm="bn", on_task_done=events.append)
     PruneByTask(trial)(events[-1])
     with pytest.raises(TrialPruned, match="after task 0"):

@@ -31,9 +31,7 @@ FLOAT32 = 2e-5
 # (N, C, G, positions), each with its reason.
 SHAPES = [
     pytest.param((2, 12, 3, ()), id="no positions"),
-    pytest.param((1, 6, 2, (5,)), id="one sample"),
     pytest.param((2, 9, 3, (7, 3)), id="no power of two"),
-    pytest.param((1, 8, 4, (2, 3, 5)), id="volumes"),
     pytest.param((2, 72, 2, (2, 3)), id="two groups of many channels"),
     pytest.param((1, 22, 11, (3,)), id="groups that do not fill their blocks"),
     pytest.param((2, 192, 96, (2, 2)), id="groups over more than 32 lanes"),

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from contnorm import paper
-from contnorm.bench.api.execution import RunInterrupted, RunOptions
-from contnorm.bench.engine.job import Job
+from contnorm.bench.api.execution import RunInterrupted
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from contnorm.paper import until_decided
@@ -65,7 +65,7 @@ class Runs:
     stop_after: int | None = None
     calls: list[dict[str, list[int]]] = field(default_factory=list)
 
-    def __call__(self, jobs: Sequence[Job], environment: Any, console: Any) -> Execution:
+    def __call__(self, jobs: Sequence[Run], environment: Any, console: Any) -> Execution:
         store = environment.store
         made: dict[str, list[int]] = {}
         self.calls.append(made)
@@ -257,7 +257,7 @@ def test_real_runs_are_interrupted_and_continued(tmp_path: Path, monkeypatch: py
             os.kill(os.getpid(), signal.SIGINT)
         return save(self, *given)
 
-    more = {"max_steps": 2, "max_seeds": 16, "execution": RunOptions("cpu", 1, 1)}
+    more = {"max_steps": 2, "max_seeds": 16, "execution": RunOptions()}
     with monkeypatch.context() as patched:
         patched.setattr(Store, "save", save_and_stop)
         with pytest.raises(paper.TableInterrupted):

@@ -14,7 +14,6 @@ from contnorm.bench.config.schema import from_dict
 from contnorm.bench.escape import escape_csv, escape_html, escape_terminal
 from contnorm.bench.records import Runs, make_record
 from contnorm.cli.show import show_matrices, show_scores
-from contnorm.diagnosis.result import Diagnosis
 from contnorm.report.report import collect_report
 from tests.cli.terminal import printed
 
@@ -51,13 +50,6 @@ def test_page_has_no_elements_of_records(runs: Runs, tmp_path: Path) -> None:
     runs.save(tmp_path / "runs.jsonl")
     html = collect_report(tmp_path / "runs.jsonl", ["figure3"]).html()
     assert not CONTROLS & set(html) and "<img" not in html and "<script" not in html and "\\x1b[2J" in html
-
-
-def test_figure_and_table_of_a_diagnosis(tmp_path: Path) -> None:
-    found = Diagnosis("Net", (HOSTILE, "$\\frac{"), (), (50.0, 50.0), (50.0, 50.0), (50.0, 50.0))
-    found.draw(tmp_path / "effect.svg")
-    text = (tmp_path / "effect.svg").read_text()
-    assert not CONTROLS & set(found.table()) and not CONTROLS & set(text) and "<script" not in text
 
 
 @pytest.mark.parametrize(

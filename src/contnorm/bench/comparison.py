@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -218,7 +218,7 @@ def _compare_records(a: Any, b: Any, score: str | None, moments: Moments | None,
     first, second = _by_seed(a, "a"), _by_seed(b, "b")
     configs = next(iter(first.values())).config, next(iter(second.values())).config
     evaluations = moments if isinstance(moments, tuple) else (moments, moments)
-    check_experiments(*configs, *(getattr(side, "objects", {}) for side in (a, b)), evaluations=evaluations)
+    check_experiments(*configs, *(getattr(side, "objects", ()) for side in (a, b)), evaluations=evaluations)
     if different := data_difference(list(first.values()), list(second.values())):
         raise UserError(f"a and b did not use the same data: {different}. Compare experiments of the same stream.")
     scores = [
@@ -242,7 +242,7 @@ def _compare_records(a: Any, b: Any, score: str | None, moments: Moments | None,
 
 
 def check_experiments(
-    a: RunConfig, b: RunConfig, *objects: Mapping[str, Any], evaluations: tuple[str | None, str | None] = (None, None)
+    a: RunConfig, b: RunConfig, *objects: Collection[Any], evaluations: tuple[str | None, str | None] = (None, None)
 ) -> None:
     """Reject two experiments that can't be compared.
 

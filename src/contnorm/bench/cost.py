@@ -91,8 +91,12 @@ def _one_record_each(runs: Path) -> Iterator[Path]:
                 yield from sorted(path for path in folder.glob("*.json") if path.stem.isdecimal())[:1]
 
 
-def count_steps(config: RunConfig) -> float:
+def count_steps(config: RunConfig, samples: int | None = None) -> float:
     """Return the number of training steps of a run, as far as the settings and published counts say it.
+
+    Args:
+        config: The settings.
+        samples: Number of training samples, if it is known.
 
     Example:
         >>> from contnorm.bench.config.schema import from_dict
@@ -103,11 +107,13 @@ def count_steps(config: RunConfig) -> float:
     stream, train = config.stream, config.train
     spec = STREAMS.get(stream.name)
     if stream.name in PUBLISHED_STREAMS:
-        samples = float(sum(published_stream(stream.name).sizes["train"]))
+        learned = float(sum(published_stream(stream.name).sizes["train"]))
     else:
         tasks = stream.tasks or _tasks(spec, stream.part)
-        samples = float(tasks * (stream.train_per_task or _samples_per_task(spec, stream.source, tasks)))
-    steps = samples * train.passes * train.updates / (train.batch or 10)
+        learned = float(tasks * (stream.train_per_task or _samples_per_task(spec, stream.source, tasks)))
+    if samples is not None and (spec is None or spec.kind != "permuted"):
+        learned = float(samples) if spec is None or spec.kind == "user" else min(learned, samples)
+    steps = learned * train.passes * train.updates / (train.batch or 10)
     return steps if train.max_steps is None else min(steps, float(train.max_steps))
 
 
@@ -188,9 +194,15 @@ class CostModel:
                 rates[kind].append(rate / _network_gflops(timing.config) if any_network else rate)
         self._rates = {kind: median(values) for kind, values in rates.items()}
 
-    def seconds(self, config: RunConfig, lanes: int = 1) -> float:
-        """Return the seconds that one run keeps a device busy: its share of a group of some lanes."""
-        steps = count_steps(config)
+    def seconds(self, config: RunConfig, lanes: int = 1, samples: int | None = None) -> float:
+        """Return the seconds that one run keeps a device busy: its share of a group of some lanes.
+
+        Args:
+            config: The settings of the run.
+            lanes: Number of runs of the group.
+            samples: Number of training samples of the data set, if it is known.
+        """
+        steps = count_steps(config, samples)
         work = _work(config, steps)
         known = ((self._rates[kind], any_network) for kind, any_network in _kinds(config) if kind in self._rates)
         rate, any_network = next(known, (DEFAULT_RATES.get(self.device, DEFAULT_RATES["cpu"]), True))

@@ -23,8 +23,8 @@ from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.memories import MEMORIES, NOT_STORED, Memory, StreamInfo, build
 from contnorm.bench.memories.base import draw_slots, draw_slots_batched
-from contnorm.bench.memories.build import CheckedMemory, global_generators
-from contnorm.bench.rng import generator, seed_for
+from contnorm.bench.memories.build import memory_errors
+from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 
@@ -106,7 +106,7 @@ def build_memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memor
     return build.build_memory(config, info, generator(seed, "memory"))
 
 
-def offered_labels(memory: Memory | CheckedMemory, stream: TaskSequence, items: Indices) -> Indices:
+def offered_labels(memory: Memory, stream: TaskSequence, items: Indices) -> Indices:
     """Return the labels of items in the format of the memory: class indices, or multi-hot rows."""
     labels: Indices = stream.train.label[items].astype(np.int64)
     if memory.multi_hot and not stream.multi_label:
@@ -125,13 +125,12 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
     """
     if config.memory.kind in MEMORIES:
         return _make_plan(config, stream, seed, draws)
-    with global_generators(seed_for(seed, "memory")):
+    with memory_errors(config.memory.kind):
         return _make_plan(config, stream, seed, draws)
 
 
 def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> Plan:
-    bound, kind = build_memory(config.memory, stream, seed), config.memory.kind
-    memory = bound if kind in MEMORIES else CheckedMemory(bound, kind)
+    memory = build_memory(config.memory, stream, seed)
     if draws:
         _check_memory(memory, config, stream)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
@@ -161,12 +160,10 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
             stream_views = None if views is None else next(drawn)
             replay_views = None if views is None else tuple(islice(drawn, draws))
             steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
-    if draws and isinstance(memory, CheckedMemory):
-        memory.check_replay()
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
 
 
-def _check_memory(memory: Memory | CheckedMemory, config: RunConfig, stream: TaskSequence) -> None:
+def _check_memory(memory: Memory, config: RunConfig, stream: TaskSequence) -> None:
     """Raise an error for a memory that the stream can't fill.
 
     A ring per task and replay of past tasks need tasks, and a memory of classes needs one class per sample. A memory

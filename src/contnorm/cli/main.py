@@ -29,17 +29,16 @@ __all__ = ["app", "load_command", "main"]
 # Commands with their help. A command is the function of this name in the module of this name, unless it is in _MODULES.
 COMMANDS = {
     "ls": "List available norms, streams, strategies, memories, models, launchers and tables.",
-    "run": "Train once over a stream; after each task, measure accuracy on all tasks so far.",
-    "sweep": "Run all combinations of some settings, and show the best setting of each norm.",
-    "resume": "Resume all interrupted runs under a folder, bit-exactly.",
+    "run": "Train once over a stream, or once with each combination of settings, as in --norm bn,cn --lr 0.01,0.03.",
+    "resume": "Resume the interrupted runs of a folder, bit-exactly.",
     "show": "Show the scores of finished runs, averaged over seeds, or write them to a file.",
-    "compare": "Compare two runs: differing settings, score differences paired over shared seeds, and a verdict.",
+    "compare": "Compare two runs: differing settings, scores paired over shared seeds, a verdict, and the seeds it "
+    "needs.",
     "diagnose": "Measure the cross-task normalization effect: forgetting caused by the running moments alone.",
     "paper": "Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.",
     "tune": "Choose the best learning rate (or another setting) of each norm, using only validation data.",
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report that compares the norms in your runs: an HTML page or Markdown.",
-    "speed": "Measure the speed of layers, training steps, whole runs or start-up, compared with torch's own layers.",
 }
 _MODULES = {"resume": "run"}
 
@@ -94,14 +93,11 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def _root(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show version and exit.")
     ] = False,
 ) -> None:
-    from contnorm.bench.user_code import only_trusted
-
-    context.with_resource(only_trusted(()))  # commands execute only user code that is named on the command line
+    """Continual normalization: train, compare and report."""
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ from contnorm import paper as api
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
 from contnorm.bench.sequential import MARGIN, MAX_SEEDS
-from contnorm.bench.user_code import check_files, only_trusted
 from contnorm.cli.common import (
     DEVICE_HELP,
     MAX_STEPS_HELP,
@@ -29,12 +28,11 @@ from contnorm.cli.common import (
     Lanes,
     MemoryMoments,
     RunsFolder,
-    TrustCode,
     console,
     importing_torch,
 )
 from contnorm.cli.examples import Example, examples
-from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
+from contnorm.cli.options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
 from contnorm.errors import UserError
@@ -87,7 +85,6 @@ def paper(
         list[str] | None,
         typer.Option("--set", help="Override a recipe setting as key=value; disables the verdicts. Repeatable."),
     ] = None,
-    trust_code: TrustCode = None,
     devices: Devices = None,
     launcher: LauncherName = None,
     address: Address = None,
@@ -105,7 +102,6 @@ def paper(
     ] = None,
 ) -> None:
     """Reproduce a table or figure of the paper: run what is missing, compare with the published numbers."""
-    trusted = check_files(trust_code or [])
     check_seeds(RUNS if seeds is None else seeds)
     if max_seeds is not None and not until_decided:
         raise UserError(f"--max-seeds {max_seeds}: is the limit of --until-decided. Add that option, or use --seeds.")
@@ -115,11 +111,10 @@ def paper(
             device, lanes, threads, False, allow_missing, where, devices, memory_moments=memory_moments
         )
     if list_ or not recipe:
-        with only_trusted(trusted):
-            show_recipes(RUNS if seeds is None else seeds, data_root, runs, console, recipe)
+        show_recipes(RUNS if seeds is None else seeds, data_root, runs, console, recipe)
         return
     request = api.TableOptions(
-        seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted,
+        seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [],
         until_decided, margin, MAX_SEEDS if max_seeds is None else max_seeds,
     )  # fmt: skip
     raise typer.Exit(run_recipe(recipe, request, console))

@@ -128,8 +128,8 @@ def unfinished_lines(unfinished: Sequence[UnfinishedRun]) -> list[str]:
     """One line that counts unfinished runs and names the command that resumes them; none without such runs.
 
     Example:
-        >>> unfinished_lines([UnfinishedRun(Path("runs/75cc0f1e2d3b/0.unfinished"), None, 20, False)])
-        ['1 unfinished run (1 stopped). Resume with: contnorm resume runs']
+        >>> unfinished_lines([UnfinishedRun(Path("runs/75cc0f1e2d3b/0.unfinished"), None, 20, False, {})])
+        ['1 unfinished run (1 stopped). Resume with: contnorm resume --runs runs']
     """
     if not unfinished:
         return []
@@ -137,7 +137,7 @@ def unfinished_lines(unfinished: Sequence[UnfinishedRun]) -> list[str]:
     counts = [f"{len(unfinished) - len(stopped)} in progress"] if len(stopped) < len(unfinished) else []
     counts += [f"{len(stopped)} stopped"] if stopped else []
     # The folders of these runs: runs that are named by their path need not be in the folder of --runs.
-    commands = dict.fromkeys(f"contnorm resume {shlex.quote(str(run.folder.parent.parent))}" for run in stopped)
+    commands = dict.fromkeys(f"contnorm resume --runs {shlex.quote(str(run.folder.parent.parent))}" for run in stopped)
     resume = f" Resume with: {' and '.join(commands)}" if commands else ""
     return [f"{len(unfinished)} unfinished run{'' if len(unfinished) == 1 else 's'} ({', '.join(counts)}).{resume}"]
 

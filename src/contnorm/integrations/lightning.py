@@ -21,7 +21,7 @@ from contnorm.diagnosis.measure import ByTask, diagnose
 from contnorm.diagnosis.result import Diagnosis
 from contnorm.integrations.training_data import Batches, all_processes, generators_restored, select_batches
 from contnorm.moments.batches import Call, call_on_batch
-from contnorm.moments.freeze import freeze_stats, released_stats
+from contnorm.moments.freeze import freeze_stats
 from contnorm.moments.reestimate import Reestimated, reestimate
 
 __all__ = ["SPEC_KEY", "FreezeMoments", "NormEffect", "ReestimateMoments", "SavesNorms", "SyncNorms"]
@@ -193,7 +193,7 @@ class NormEffect(Callback):
         named = tasks if isinstance(tasks, Mapping) else dict(enumerate(tasks))
         train = {task: _OnDevice(batches, trainer, pl_module) for task, batches in named.items()}
         options = {**self.options, "call": _in_precision(trainer, self.options.get("call"))}
-        with _undisturbed(trainer), released_stats(pl_module.modules()):  # frozen moments are measured too
+        with _undisturbed(trainer):
             found = self.diagnosis = diagnose(pl_module, train, **options)
         metrics = {
             "norm_effect/accuracy_running": fmean(found.running),

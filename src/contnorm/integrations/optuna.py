@@ -55,7 +55,7 @@ class PruneByTask:
         self._trial, self._score = trial, score
         self._values: dict[int, dict[int, float]] = {}  # by task and seed
 
-    def __call__(self, event: bench.TaskDone) -> None:
+    def __call__(self, event: bench.Event) -> None:
         """Report and prune; see the class."""
         values = self._values.setdefault(event.task, {})
         values[event.seed] = event.average if self._score is None else event.scores.so_far[self._score]

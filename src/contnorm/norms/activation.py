@@ -67,8 +67,8 @@ class ActivationNorm(SampleNorm):
 def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """``relu(norm(x) + residual)``; a norm that contains an activation replaces the ReLU if there is no residual.
 
-    Continual, group, instance and layer norm, batch renorm and switchable norm compute it in a fused kernel if one is
-    available, unless they have forward hooks, which get the output of the norm.
+    Continual, group, instance and layer norm compute it in a fused kernel if one is available, unless they have forward
+    hooks, which get the output of the norm.
 
     Example:
         >>> normed_relu(nn.Identity(), torch.tensor([-1.0, 1.0]), torch.tensor([3.0, -5.0]))

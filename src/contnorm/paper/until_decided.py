@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store, spread_over_seeds
 from contnorm.bench.sequential import FIRST_SEED, LOOKS, Reach, looks_up_to, reach
 from contnorm.paper.cells import RecipeCell
@@ -64,7 +64,7 @@ class StagedRuns:
     rule: StagedRule
     store: Store
 
-    def run(self, environment: RunEnvironment, console: Console | None) -> Execution:
+    def run(self, environment: RunOptions, console: Console | None) -> Execution:
         """Run seeds, look by look, until all cases are decided, the limit is reached, or runs fail or are stopped."""
         for seeds in self._looks:
             undecided, total = self._undecided()
@@ -72,7 +72,7 @@ class StagedRuns:
             cells = self._cells(undecided, records)
             if not cells:
                 return self._finish(console)
-            jobs = [Job(config, seed) for config in self._distinct(cells) for seed in records.seeds]
+            jobs = [Run(config, seed) for config in self._distinct(cells) for seed in records.seeds]
             missing = len(jobs) - records.finished(jobs)
             if not missing:
                 continue

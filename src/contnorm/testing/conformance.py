@@ -12,31 +12,14 @@ from typing import Literal
 import torch
 
 from contnorm.registry import DIMS, Dim, LayerFactory, NormInfo, describe_norm, find_norm
-from contnorm.testing import (
-    compiler_checks,
-    gradient_checks,
-    module_checks,
-    moment_checks,
-    precision_checks,
-    tag_checks,
-    value_checks,
-)
-from contnorm.testing.checks import NORM_CHECKS, NormCheck
-from contnorm.testing.subject import CheckSkipped, NormReference, NormSubject
+from contnorm.testing import module_checks, moment_checks, precision_checks, value_checks
+from contnorm.testing.subject import NORM_CHECKS, CheckSkipped, NormCheck, NormReference, NormSubject
 
 __all__ = ["CheckResult", "NormCheckError", "NormReport", "check_norm"]
 
 Status = Literal["passed", "failed", "skipped", "declared"]
 # Importing a module adds its checks to the list.
-CHECK_MODULES = (
-    value_checks,
-    moment_checks,
-    precision_checks,
-    gradient_checks,
-    module_checks,
-    tag_checks,
-    compiler_checks,
-)
+CHECK_MODULES = (value_checks, moment_checks, precision_checks, module_checks)
 _PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 _RANKS = ("rank2", "rank3", "rank4", "rank5")
 

@@ -67,14 +67,9 @@ def test_nested_settings_equal_dotted_ones(stream: bench.Stream) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"settings": [1]}, ["settings=", "dictionary"]),
-        ({"settings": {3: 1}}, ["settings="]),
-        ({"memory": 5}, ["memory=5", "bench.Ring(50)"]),
+        ({"memory": 5j}, ["memory=5j", "bench.Memory"]),
         ({"memory": bench.ER}, ["memory", "bench.Memory"]),
         ({"model": "resnet18"}, ["resnet18", "(12,)", "mlp"]),
-        ({"model": nn.Linear(12, 6, device="meta")}, ["model", "without values"]),
-        ({"runs": ""}, ["runs=''"]),
-        ({"runs": 3}, ["runs=3"]),
     ],
 )
 def test_unusable_arguments_are_named(stream: bench.Stream, arguments: dict[str, Any], words: list[str]) -> None:
@@ -90,16 +85,10 @@ def test_lazy_network_is_initialized_by_the_run(stream: bench.Stream) -> None:
 
 
 def test_stream_and_experiments_are_checked(stream: bench.Stream) -> None:
-    with pytest.raises(UserError, match="type int"):
+    with pytest.raises(UserError, match="stream=3: use a name"):
         bench.run(3)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="'norms'"):
         bench.run_all(stream, [{"norms": "bn"}])
-    for several in ("bn", {"norm": "bn"}, None):
-        with pytest.raises(UserError, match=r"experiments=.*: use a list of dictionaries"):
-            bench.run_all(stream, several)  # type: ignore[arg-type]
-    for one in ("bn", None):
-        with pytest.raises(UserError, match=rf"experiment {one!r}: use a dictionary"):
-            bench.run_all(stream, [one])  # type: ignore[list-item]
 
 
 def test_home_folder_is_expanded(stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +130,7 @@ def test_one_tag_for_a_network_and_a_strategy(stream: bench.Stream, tmp_path: Pa
     strategy.factor = 2  # type: ignore[attr-defined]
     net = lambda shape, outputs: small_net(shape, outputs)  # noqa: E731
     config = bench.run(stream, model=net, strategy=strategy, tag="mine", settings=FAST, runs=tmp_path).config
-    assert config.strategy.name == "python:mine" and config.model.name == "python:mine:model"
+    assert config.strategy.name == "python:mine" and config.model.name == "python:mine"
 
 
 def test_result_can_be_pickled_and_copied(stream: bench.Stream) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
-from contnorm.bench.engine.precision import numerics
-from contnorm.bench.engine.scheduler import resolve
+from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import image_store
 from contnorm.errors import UserCodeError

@@ -13,6 +13,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.memories import MEMORIES
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 
 CPU = torch.device("cpu")
@@ -79,22 +80,35 @@ def trainer_of(config: RunConfig, seed: int = 0) -> Trainer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["class", "task"])
-@pytest.mark.parametrize("strategy", ["er", "er-ace", "derpp", "ewc", "lwf", "mine"])
-def test_run_killed_at_ten_random_places_equals_one_never_stopped(tmp_path: Path, strategy: str, scenario: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "scenario"),
+    [("er", "task"), ("er-ace", "class"), ("derpp", "class"), ("ewc", "task"), ("lwf", "class"), ("mine", "class")],
+)
+def test_run_killed_at_random_places_equals_one_never_stopped(tmp_path: Path, strategy: str, scenario: str) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     config = settings({"name": f"{tmp_path / 'mine.py'}:Mine" if strategy == "mine" else strategy}, scenario)
     whole = trainer_of(config)
     expected = finish([whole])
     rng, places = random.Random(f"{strategy} {scenario}"), []
-    for number in range(10):
+    for number in range(5):
         folder = tmp_path / str(number)
         for _ in range(rng.choice([1, 2])):
             places.append(kill(lambda: [trainer_of(config)], [folder], rng))
         resumed = trainer_of(config)
         assert finish([resumed], [folder]) == expected
         assert same_state(resumed, whole)
-    assert len(set(places)) >= 5 and {5, 10} & set(places), "also at the end of a task"
+    assert len(set(places)) >= 3
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_run_with_each_memory_killed_at_random_places_equals_one_never_stopped(tmp_path: Path, memory: str) -> None:
+    config = settings({"name": "derpp"}, memory={"kind": memory, "size": 20})
+    whole = trainer_of(config)
+    expected, rng = finish([whole]), random.Random(memory)
+    for _ in range(3):
+        kill(lambda: [trainer_of(config)], [tmp_path], rng)
+    resumed = trainer_of(config)
+    assert finish([resumed], [tmp_path]) == expected and same_state(resumed, whole)
 
 
 def test_runs_together_equal_runs_alone(tmp_path: Path) -> None:

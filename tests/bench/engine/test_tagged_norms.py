@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.strategies.base import Batch, together
 from contnorm.errors import UserError
 from contnorm.norms import task_balanced
 from contnorm.norms.adaptive import AdaptiveBalanceNormBase
 from contnorm.norms.task_balanced import TaskBalancedNormBase
+from tests.bench.engine.stopped_runs import finish
 
 CPU = torch.device("cpu")
 NORMS = ("adab2n", "tbbn")
@@ -49,8 +49,7 @@ def trainer_of(config: RunConfig, seed: int = 0) -> Trainer:
 
 
 def train(*trainers: Trainer) -> None:
-    for _ in train_together(list(trainers)):
-        pass
+    finish(list(trainers))
 
 
 def assert_same(a: Trainer, b: Trainer) -> None:

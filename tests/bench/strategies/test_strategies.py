@@ -120,7 +120,7 @@ def test_strategy_from_a_user_file(tmp_path: Path) -> None:
     model = Watched()
     loss, _ = build_strategy(StrategyConfig(f"{file}:Half")).loss(model, OutputMask(COMPETING), NEW)
     torch.testing.assert_close(loss, by_hand(model, NEW).mean() / 2)
-    for name, said in ((f"{file}:Third", "has no Third"), ("nowhere.py:A", "there is no file nowhere.py")):
+    for name, said in ((f"{file}:Third", "has no Third"), ("nowhere.py:A", "nowhere.py: can't be read")):
         with pytest.raises(UserError, match=said):
             build_strategy(StrategyConfig(name))
     with pytest.raises(UserError, match=r"unknown strategy 'derp'\. Did you mean 'derpp'"):

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from contnorm.bench.api.arguments import resolve_run
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run import ResolvedExperiment, resolve_experiment, run_experiments
+from contnorm.bench.api.run import run_experiments
 from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.api.sweep import check_score
 from contnorm.bench.comparison import Experiment, check_experiments, compare, experiment_names
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine.job import Job
-from contnorm.bench.engine.scheduler import Event
+from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.escape import escape_terminal
 from contnorm.bench.records import Record, Store
 from contnorm.bench.sequential import ALPHA, FIRST_SEED, MARGIN, MAX_SEEDS, Verdict, check_rule, looks_up_to, reach
@@ -150,7 +149,7 @@ class _Side:
         diverged: Reasons of diverged seeds.
     """
 
-    experiment: ResolvedExperiment
+    experiment: Run
     records: dict[int, Record] = field(default_factory=dict)
     diverged: dict[int, str] = field(default_factory=dict)
 
@@ -158,11 +157,9 @@ class _Side:
     def of(cls, side: Any, name: str, stream: Stream, runs: str | Path | None, limit: int) -> _Side:
         """Resolve an experiment, with the seeds below a limit that its result or the folder of records has."""
         if isinstance(side, Mapping):
-            known = cls(resolve_experiment(stream, side, recorded=runs is not None))
+            known = cls(resolve_run(stream, side, recorded=runs is not None))
         else:
-            known = cls(
-                ResolvedExperiment(side.config, side.objects), {r.seed: r for r in side.records}, dict(side.diverged)
-            )
+            known = cls(Run(side.config, 0, side.objects), {r.seed: r for r in side.records}, dict(side.diverged))
             if runs is not None and side.objects and any(record.path is None for record in side.records):
                 raise UserError(
                     f"{name} was run in memory with Python objects, so it can't be continued in the folder {runs}. "
@@ -250,12 +247,12 @@ class _Looks:
         if self._console is not None:
             self._console.print(Text(escape_terminal(text)), soft_wrap=True)
 
-    def start(self, configs: Sequence[RunConfig]) -> None:
+    def start(self, runs: Sequence[Run]) -> None:
         pass
 
-    def label(self, job: Job) -> str:
+    def label(self, run: Run) -> str:
         """Return the name of a run on progress bars."""
-        return f"{self._names[self.configs.index(job.config)]}, seed {job.seed}"
+        return f"{self._names[self.configs.index(run.config)]}, seed {run.seed}"
 
     def update(self, event: Event) -> None:
         pass

@@ -19,13 +19,13 @@ from torch import nn
 
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.comparison import scores_of
+from contnorm.bench.components import Component, share_components
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import compare_figure, figure
 from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, AccuracyMatrix
 from contnorm.bench.records import Record, Runs, spread_over_seeds
-from contnorm.bench.user_code import PythonObject, python_objects
 from contnorm.errors import UserError
 from contnorm.registry import find_norm, numbered_name
 
@@ -55,7 +55,7 @@ class Result:
         records: Their records.
         diverged: The seeds whose loss became infinite or NaN, with the reasons; they have no results.
         stream: The stream of the runs; None for recorded runs.
-        objects: The network, strategy and so on of the runs that are Python objects, by name.
+        objects: The components of the runs that are registered or passed as Python objects.
 
     Example:
         >>> from contnorm.bench.api.run import run
@@ -74,7 +74,7 @@ class Result:
         diverged: Mapping[int, str] | None = None,
         stream: Stream | None = None,
         weights: Mapping[int, bytes | Path] | None = None,
-        objects: Mapping[str, PythonObject] | None = None,
+        objects: Iterable[Component] = (),
     ) -> None:
         if isinstance(records, str | PathLike):
             raise UserError(
@@ -87,7 +87,7 @@ class Result:
         self.config = self.records[0].config
         self.seeds = [record.seed for record in self.records]
         self.diverged = dict(diverged or {})
-        self.stream, self._weights, self.objects = stream, dict(weights or {}), dict(objects or {})
+        self.stream, self._weights, self.objects = stream, dict(weights or {}), list(objects)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for pickle; a network or strategy may be a lambda, which cloudpickle can store."""
@@ -177,12 +177,12 @@ class Result:
         if missing:
             raise UserError(f"the weights of seed {missing[0]} were not kept. Run with keep_weights=True.")
         models = []
-        with python_objects(self.objects):
-            for seed in self.seeds:
-                trainer = Trainer(self.config, seed, self.stream.source, torch.device("cpu"))
-                weights = self._weights[seed]
-                trainer.model.load_state_dict(load(weights.read_bytes() if isinstance(weights, Path) else weights))
-                models.append(trainer.model.eval())
+        share_components(self.objects)
+        for seed in self.seeds:
+            trainer = Trainer(self.config, seed, self.stream.source, torch.device("cpu"))
+            weights = self._weights[seed]
+            trainer.model.load_state_dict(load(weights.read_bytes() if isinstance(weights, Path) else weights))
+            models.append(trainer.model.eval())
         return models
 
     def plot(self, *others: Result) -> Figure:

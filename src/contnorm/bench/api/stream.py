@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from contnorm.bench.api.samples import read_benchmark, read_samples
-from contnorm.bench.components import Component, components, find_component
+from contnorm.bench.components import Component, components, find_component, user_code_error
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
@@ -33,7 +33,6 @@ from contnorm.bench.strategies.base import Batch
 from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.streams.tasks import ALIASES, STREAMS, TaskSequence, build_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream
-from contnorm.bench.user_code import user_code_error
 from contnorm.errors import UserError, unknown
 
 __all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
@@ -422,7 +421,7 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
 
     Args:
         name: Name of the stream, as in ``contnorm ls streams``, or of a data set that `add_dataset` added or
-            `register_dataset` registered.
+            `register` registered.
         root: Folder of data sets; None for the environment variable ``CONTNORM_DATA``, or ``./data``.
         allow_missing: Accept a published data set with other image counts than published.
         **settings: Settings of the stream, such as ``tasks=3`` or ``scenario="class"``.

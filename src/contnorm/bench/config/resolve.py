@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contnorm.bench.components import find_component
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
@@ -16,7 +17,6 @@ from contnorm.bench.models.pretrained import weights_hash
 from contnorm.bench.models.user_norms import resolve_user_norm
 from contnorm.bench.strategies.build import resolve_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
-from contnorm.bench.user_code import check_module_names, code_files
 from contnorm.errors import UserError, unknown
 
 __all__ = ["find_source", "resolve"]
@@ -51,7 +51,6 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     check_stream(config.stream)
     _check_evaluation(config, spec)
     strategy = resolve_strategy(config.strategy, values.get("strategy", {}))
-    check_module_names(code_files(config.as_dict()))
     return replace(config, strategy=strategy, memory=resolve_memory(config.memory), norm=resolve_user_norm(config.norm))
 
 
@@ -89,7 +88,8 @@ def _check_not_filled_in(values: Mapping[str, Any]) -> None:
     for key, setting in _FILLED_IN.items():
         group, _, name = key.partition(".")
         value = values.get(group, {}).get(name)
-        if value is not None:
+        named = str(values.get(group, {}).get("kind" if group == "memory" else "name"))
+        if value is not None and find_component(group, named, value) is None:
             raise UserError(f"config: {key}={value!r} is computed and can't be set. Leave it out and set {setting}.")
 
 

@@ -75,9 +75,9 @@ class Trainer:
         self.config, self.seed, self.device = config, seed, device
         self.memory_moments = memory_moments
         self.user_code = UserComponents(config, seed, device)
-        self.has_user_strategy = "strategy" in self.user_code.names
-        self.has_user_model = bool(self.user_code.names.keys() & {"model", "norm"})
-        self.has_user_code = bool(self.user_code.names)
+        self.has_user_strategy = "strategy" in self.user_code.parts
+        self.has_user_model = bool(self.user_code.parts.keys() & {"model", "norm"})
+        self.has_user_code = bool(self.user_code.parts)
         self.has_package_network = config.model.name in MODELS and not self.has_user_model  # with a norm of the package
         plans = plans or PlanCache(source)
         with self.user_code.seeded("strategy"):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
+from contnorm.bench.components import Kind, has_user_frame, user_code_error, user_parts
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.global_generators import has_drawn, seeded_generators
 from contnorm.bench.rng import seed_for
-from contnorm.bench.user_code import breaks_in, is_user_code, user_code_error
 from contnorm.errors import UserCodeError, UserError
 
 __all__ = ["UserComponents"]
@@ -26,15 +25,14 @@ class UserComponents:
         device: The device it is trained on.
 
     Attributes:
-        names: The names of the components that are user code, by ``"strategy"``, ``"model"`` and ``"norm"``.
+        parts: Name and hash of those that are user code, by ``"strategy"``, ``"model"`` and ``"norm"``.
         draws_random: Whether a step drew random numbers; checked on a GPU only.
     """
 
     def __init__(self, config: RunConfig, seed: int, device: torch.device) -> None:
         self.config, self.seed, self.device = config, seed, device
-        groups: dict[str, Any] = {"strategy": config.strategy, "model": config.model, "norm": config.norm}
-        self.names: dict[str, str] = {
-            kind: group.name for kind, group in groups.items() if group.code is not None or is_user_code(group.name)
+        self.parts: dict[Kind, tuple[str, str | None]] = {
+            kind: part for kind, part in user_parts(config).items() if kind != "memory"
         }
         self.draws_random = False
 
@@ -42,7 +40,7 @@ class UserComponents:
     def seeded(self, purpose: str) -> Iterator[None]:
         """Seed the global generators for user code; not in a graph capture, since captured code draws nothing."""
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if capturing or not self.names:
+        if capturing or not self.parts:
             yield
             return
         with seeded_generators(seed_for(self.seed, purpose), self.device):
@@ -65,7 +63,7 @@ class UserComponents:
         except UserError:
             raise
         except Exception as error:
-            if not self.names:
+            if not self.parts or not has_user_frame(error):
                 raise
             raise self._error(error, when) from error
 
@@ -81,11 +79,9 @@ class UserComponents:
         )
 
     def _error(self, error: BaseException, when: str) -> UserCodeError:
-        """Return an error with the component whose code is in its traceback; the first one if none is."""
-        breaking = [(kind, name) for kind, name in self.names.items() if breaks_in(error, name)]
-        kind, name = next(iter([*breaking, *self.names.items()]))
-        return user_code_error(error, kind, name, when)
+        kind, (name, _) = next(iter(self.parts.items()))
+        return user_code_error(error, kind, name, when, self.parts)
 
     def __str__(self) -> str:
         """Return the components, for messages."""
-        return " or ".join(f"{kind} {name!r}" for kind, name in self.names.items())
+        return " or ".join(f"{kind} {name!r}" for kind, (name, _) in self.parts.items())

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from contnorm.bench.components import is_user_code, load_component
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.models.user_norms import find_run_norm
-from contnorm.bench.user_code import is_user_code, python_object
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
@@ -231,7 +231,7 @@ def _is_of_run(module: nn.Module, norm: NormConfig) -> bool:
     if hasattr(module, _MARK):
         return True
     if is_user_code(norm.name):
-        return _is_defined_as(type(module), norm.name)
+        return _is_defined_as(type(module), norm)
     kind = detect_norm(module)
     spec, groups = find_norm(norm.name)
     if not isinstance(kind, DetectedNorm) or kind.norm != spec.name:
@@ -240,12 +240,11 @@ def _is_of_run(module: nn.Module, norm: NormConfig) -> bool:
     return not spec.grouped or expected == "auto" or kind.options.get("num_groups") == expected
 
 
-def _is_defined_as(cls: type, name: str) -> bool:
-    """Whether a class is the one that the name of user code refers to, also if its file is loaded a second time."""
-    known = python_object(name)
-    if known is not None and known.value is cls:
+def _is_defined_as(cls: type, norm: NormConfig) -> bool:
+    """Whether a class is the one that the name of user code refers to, also if its file was imported as a module."""
+    if load_component("norm", norm.name, norm.code) is cls:
         return True
-    path, _, attribute = name.rpartition(":")
+    path, _, attribute = norm.name.rpartition(":")
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return file is not None and cls.__qualname__ == attribute and Path(file).resolve() == Path(path).resolve()
 

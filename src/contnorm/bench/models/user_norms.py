@@ -16,10 +16,8 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from contnorm.bench.code_hashes import definition_hash
-from contnorm.bench.config.own_settings import resolve_options
-from contnorm.bench.config.schema import NormConfig, Options, Scalar, unknown_key
-from contnorm.bench.user_code import code_hash, is_user_code, load_user_code, python_object, user_code_error
+from contnorm.bench.components import code_hash, definition_hash, is_user_code, load_component, user_code_error
+from contnorm.bench.config.schema import NormConfig, Options, Scalar, resolve_options, unknown_key
 from contnorm.errors import UserError
 from contnorm.registry import (
     NORMS,
@@ -31,7 +29,6 @@ from contnorm.registry import (
     find_norm,
     layer_parameters,
     norm_class,
-    register_spec,
 )
 
 __all__ = [
@@ -57,15 +54,12 @@ def find_run_norm(config: NormConfig) -> tuple[NormInfo, int | None]:
         ValueError: For an unknown name.
     """
     if is_user_code(config.name):
-        return _load_norm(config.name), None
-    known = python_object(config.name)  # a registered norm, in a worker process
-    if known is not None and isinstance(known.value, NormInfo) and config.name not in NORMS:
-        register_spec(known.value)
+        return _load_norm(config.name, config.code), None
     return find_norm(config.name)
 
 
-def _load_norm(name: str) -> NormInfo:
-    value: Any = load_user_code(name, "norm")
+def _load_norm(name: str, code: str | None) -> NormInfo:
+    value: Any = load_component("norm", name, code)
     if isinstance(value, NormInfo):
         return value
     try:
@@ -90,11 +84,11 @@ def built_in_name(layer: object) -> str | None:
         ('cn', True)
     """
     module, name = getattr(layer, "__module__", None), getattr(layer, "__name__", "")
-    targets = {f"contnorm.norms.{info.target}": info.name for info in reversed(NORMS.values()) if info.target}
+    targets = {f"contnorm.norms.{info.target}": info.name for info in reversed(list(NORMS.values())) if info.target}
     return targets.get(f"{module}:{name[:-2]}")
 
 
-def norm_code(name: str) -> str | None:
+def norm_code(name: str, code: str | None = None) -> str | None:
     """Return the hash of the code of a user's norm; None for norms of this package, or if no file defines it.
 
     Example:
@@ -102,10 +96,7 @@ def norm_code(name: str) -> str | None:
         True
     """
     if is_user_code(name):
-        return code_hash(name)
-    known = python_object(name)
-    if known is not None:
-        return known.code
+        return code_hash("norm", name, code)
     spec = NORMS.get(name)
     if spec is None or not spec.layers:
         return None

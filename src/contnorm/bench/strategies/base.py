@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.bench.config.own_settings import resolve_options
-from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.config.schema import StrategyConfig, resolve_options
 from contnorm.tags import BatchTags, batch_tags
 
 if TYPE_CHECKING:
@@ -216,7 +215,7 @@ class Strategy(nn.Module):
     def configure(self, config: StrategyConfig) -> None:
         """Set ``config`` and ``settings`` to those of a run."""
         self.config = replace(config, options=resolve_options("strategy", config, type(self)))
-        self.settings = None if self.Settings is None else self.Settings(**dict(self.config.options))
+        self.settings: Any = None if self.Settings is None else self.Settings(**dict(self.config.options))
 
     def attach(self, model: nn.Module, head: OutputMask, device: torch.device) -> None:
         """Set ``model``, ``head`` and ``device``, and call `setup`."""

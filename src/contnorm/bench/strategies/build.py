@@ -10,12 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from contnorm.bench.components import components, find_component
-from contnorm.bench.config.own_settings import resolve_options
-from contnorm.bench.config.schema import StrategyConfig
+from contnorm.bench.components import components, find_component, is_user_code, load_component, user_code_error
+from contnorm.bench.config.schema import StrategyConfig, resolve_options
 from contnorm.bench.strategies.base import Batch, OutputMask, Strategy
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, strategy_defaults
-from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
 from contnorm.errors import UserCodeError, UserError, unknown
 
 __all__ = ["build_strategy", "check_loss", "resolve_strategy"]
@@ -34,7 +32,7 @@ def build_strategy(config: StrategyConfig) -> Strategy:
     if not is_user_code(config.name) and find_component("strategy", config.name) is None:
         known = [component.name for component in components("strategy")]
         raise unknown("strategy", config.name, [*STRATEGIES, *known, "path/to/file.py:ClassName"])
-    return _instantiate(load_user_code(config.name, "strategy"), config)
+    return _instantiate(load_component("strategy", config.name, config.code), config)
 
 
 def resolve_strategy(config: StrategyConfig, given: Collection[str]) -> StrategyConfig:

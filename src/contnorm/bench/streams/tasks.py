@@ -190,8 +190,11 @@ def build_stream(config: StreamConfig, source: Source, seed: int) -> TaskSequenc
     competing = np.ones((tasks, int(label_of.max()) + 1), dtype=bool)
     if config.scenario == "task":
         competing[:] = False
-        for part in (train, test):
-            competing[part.task, part.label] = True
+        outputs: list[tuple[Any, Any]] = [(part.task, part.label) for part in (train, test)]
+        if blocks is not None:  # also classes of which no sample was drawn
+            outputs = [(task, label_of[block]) for task, block in enumerate(blocks)]
+        for task, label in outputs:
+            competing[task, label] = True
     permutations = None
     if spec.kind == "permuted":
         rng = generator(seed if config.class_order == "seed" else 0, "permutation")
