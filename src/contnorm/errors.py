@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
-__all__ = ["GroupsError", "UserCodeError", "UserError", "check_count", "unknown", "usable"]
+__all__ = ["GroupsError", "UserCodeError", "UserError", "check_count", "import_library", "unknown", "usable"]
 
 
 class GroupsError(ValueError):
@@ -89,3 +91,22 @@ def usable(path: Path, problem: str, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path}: {problem} ({error.strerror or error}). {advice}") from error
+
+
+def import_library(module: str, extra: str) -> Any:
+    """Import a module of an optional library.
+
+    Args:
+        module: Name of the module.
+        extra: The optional dependency of this package that installs it.
+
+    Example:
+        >>> import_library("no_such_library", "wandb")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: wandb: needs no_such_library. Install it with: pip install "contnorm[wandb]"
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing = (error.name or module).partition(".")[0]
+        raise UserError(f'{extra}: needs {missing}. Install it with: pip install "contnorm[{extra}]"') from error

@@ -22,8 +22,7 @@ from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.defaults import resolved_settings, stream_name
 from contnorm.bench.config.schema import RunConfig, StreamConfig, flatten_settings
 from contnorm.bench.metrics.task_scores import TaskScores
-from contnorm.bench.optional_libraries import import_library
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError, import_library, unknown
 
 __all__ = [
     "LOGGERS",

@@ -22,8 +22,7 @@ import cloudpickle
 from contnorm.bench.components import user_code_is_loading
 from contnorm.bench.engine.launch import LAST_WORDS, PATIENCE, Launcher, pickle_all
 from contnorm.bench.engine.run import Event, Run
-from contnorm.bench.optional_libraries import import_library
-from contnorm.errors import UserError
+from contnorm.errors import UserError, import_library
 
 if TYPE_CHECKING:
     from contnorm.bench.engine.execute import Work

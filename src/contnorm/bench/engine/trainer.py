@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.convolutions import choose_table, progress_of_table, stored_table
-from contnorm.bench.engine.global_generators import seeded_generators
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.engine.optimizers import PlainSGD, build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.bench.engine.pass_weights import Bf16Weights, PassWeights
 from contnorm.bench.engine.preflight import check_moment_settings, check_network
 from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of, stretch_end
 from contnorm.bench.engine.strategy_hooks import TASK_HOOKS, check_hooks, hooks_of, task_info, task_items
-from contnorm.bench.engine.user_components import UserComponents
+from contnorm.bench.engine.user_code import UserComponents, seeded_generators
 from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
