@@ -213,8 +213,3 @@ def test_evaluate_needs_one_output_per_class(stream: bench.Stream) -> None:
         bench.evaluate(nn.Linear(12, 5), stream)
     with pytest.raises(UserError, match="Module"):
         bench.evaluate(lambda x: x, stream)  # type: ignore[arg-type]
-
-
-def test_metrics_take_one_matrix() -> None:
-    with pytest.raises(ValueError, match="3 dimensions"):
-        bench.metrics.forgetting(np.zeros((2, 3, 3)))
