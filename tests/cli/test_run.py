@@ -174,8 +174,8 @@ def test_command_for_the_test_samples_runs_the_chosen_setting(cifar: list[str], 
     ("arguments", "message"),
     [
         (["run", "--lr", "0.1,,0.2"], "--lr '0.1,,0.2': has an empty value"),
-        (["run", "--lr", "fast"], "train.lr='fast' must be"),
-        (["run", "--set", "train.bach=1,2"], "unknown key 'train.bach'. Did you mean 'train.batch'"),
+        (["run", "--lr", "fast"], "train.lr='fast'"),
+        (["run", "--set", "train.bach=1,2"], "unknown key 'train.bach'"),
         (["run", "--set", "stream.tasks=1,2"], "stream.tasks=[1, 2]: a list here would compare scores"),
         (["run", "--lr", "0.1,0.2", "--set", "train.lr=0.1,0.3"], "contradict each other. Give train.lr once"),
         (["run", "--norm", "bn,cm"], "unknown norm 'cm'"),
@@ -187,7 +187,7 @@ def test_command_for_the_test_samples_runs_the_chosen_setting(cifar: list[str], 
         (["tune", "--lr", "0.1"], "over='lr': give at least two values of lr"),
         (["tune", "--lr", "-1,0.1"], "lr=-1,0.1: use numbers above 0"),
         (["tune", "--refine", "twice"], "unknown --refine 'twice'"),
-        (["tune", "table2", "--buffer", "50"], "--buffer 50 can't be used with a recipe"),
+        (["tune", "table2", "--buffer", "50"], "--buffer can't be used with a recipe"),
         (["resume"], "no stopped run under runs"),
     ],
 )
@@ -286,7 +286,7 @@ def test_resume_leaves_runs_with_own_code_to_their_command(mnist: list[str], tmp
     (left,) = unfinished_runs(Path("runs"))
     assert left.step
     done = CliRunner().invoke(app, ["resume", "--data-root", mnist[3]])
-    assert isinstance(done.exception, UserError) and "uses code of yours. Repeat the command" in str(done.exception)
+    assert isinstance(done.exception, UserError) and "is code of your own" in str(done.exception)
     assert call(*typed)[0] == 0 and not unfinished_runs(Path("runs"))
 
 

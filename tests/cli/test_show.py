@@ -223,7 +223,7 @@ def test_unfinished_runs_are_counted_with_the_command(show: Show, contnorm: Show
 
     stop(runs, "bn", 7)
     stop(runs, "gn", 0)
-    line = f"2 unfinished runs (2 stopped). Resume with: contnorm resume {runs}"
+    line = f"2 unfinished runs (2 stopped). Resume with: contnorm resume --runs {runs}"
     for arguments in ((), ("--sort", "acc"), ("--columns", "norm")):
         assert show(*arguments)[1].splitlines()[-1] == line
     assert "1 unfinished run (1 stopped)" in show("--where", "norm=bn")[1]

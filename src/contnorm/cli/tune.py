@@ -104,7 +104,7 @@ def _recipe_options(
     for setting in request.typed:
         name = _OF_RECIPES.get(setting.key)
         if name is None:
-            raise UserError(f"tune: {setting} can't be used with a recipe.")
+            raise UserError(f"tune: {setting.origin} can't be used with a recipe.")
         values = setting.value if isinstance(setting.value, list) else [setting.value]
         if name in ("stream", "strategy", "norm"):
             only += [f"{name}={value}" for value in values]

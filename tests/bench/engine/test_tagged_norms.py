@@ -158,7 +158,7 @@ def test_options_are_settings_of_the_run() -> None:
         settings("adab2n", options={"kapa": 0.4})
     with pytest.raises(UserError, match=r"norm.ada_t0='one': input should be a valid integer"):
         settings("adab2n", options={"ada_t0": "one"})
-    with pytest.raises(UserError, match=r"kappa=2.0 must lie in \[0, 1\]"):
+    with pytest.raises(UserError, match=r"kappa=2.0 must"):
         trainer_of(settings("adab2n", options={"kappa": 2.0}))
 
 

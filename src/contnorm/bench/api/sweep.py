@@ -221,6 +221,7 @@ class Sweep:
         self._store = None if runs is None else Store(Path(runs).expanduser())
         self._of_config: dict[RunConfig, list[Trial]] = {}
         self._records: dict[RunConfig, dict[int, Record]] = {}
+        self._is_announced = False  # whether the rule is printed
         lower = score.startswith("fm")
         over = "with one seed" if len(self.seeds) == 1 else f"mean over {len(self.seeds)} seeds"
         ties = tuned or ("lr" if "lr" in grid.axes else None)
@@ -234,11 +235,9 @@ class Sweep:
         )  # fmt: skip
 
     def run(self, trials: Sequence[Trial]) -> None:
-        """Run some settings; their scores are entered into the result. The rule of choice is printed before."""
+        """Run some settings; their scores are entered into the result. The rule of choice is printed first."""
         recorded = self._store is not None
         experiments = [resolve_run(self._stream, trial.arguments, recorded) for trial in trials]
-        if self._console is not None and not self.result.trials:
-            self._console.print(Text(f"Rule: {self.result.rule}"), soft_wrap=not self._console.is_terminal)
         for trial, one in zip(trials, experiments, strict=True):
             trial.config = one.config
             self._of_config.setdefault(one.config, []).append(trial)
@@ -284,6 +283,9 @@ class Sweep:
 
     def update(self, event: Event) -> None:
         """Enter the score of a finished run into its trials, and print a line where no live table is shown."""
+        if self._console is not None and not self._is_announced:
+            self._console.print(Text(f"Rule: {self.result.rule}"), soft_wrap=not self._console.is_terminal)
+        self._is_announced = True
         run, trials = event.run, self._of_config[event.config]
         if event.kind == "diverged":
             for trial in trials:

@@ -104,9 +104,11 @@ def _recorded(run: Run, options: RunOptions) -> Event | None:
 def _launch(work: Work, runs: Sequence[Run], stop: Callable[[], bool]) -> Iterator[Event]:
     """Execute runs with the launcher of the options; by default in processes of this machine where they pay."""
     options = work.options
-    timings = recorded_timings(options.runs) if len(runs) > 1 else ()
-    costs = CostModel(timings, options.torch_device.type)
     launcher, devices = options.launcher, options.devices if isinstance(options.devices, tuple) else ()
+    if launcher is None and len(runs) == 1:
+        yield from work(runs, stop)
+        return
+    costs = CostModel(recorded_timings(options.runs), options.torch_device.type)
     if launcher is None:
         launcher, processes = ThisProcess(), min(options.lane_count, len(runs))
         if len(devices) > 1:

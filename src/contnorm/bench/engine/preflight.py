@@ -64,7 +64,8 @@ def check_network(
                 f"{error}"
             ) from error
         _checked.add(key)
-    if config.evaluate.moments in ("oracle", "memory") or (config.evaluate.drift and keeps_moments(model)):
+    exact = config.evaluate.moments in ("oracle", "memory") or (config.evaluate.drift and keeps_moments(model))
+    if exact and (own_network or own_norm):
         try:
             moment_layers(model)
         except ValueError as error:
