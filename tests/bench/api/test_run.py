@@ -241,7 +241,7 @@ SCRIPT = """
         def loss(self, model, head, stream):
             return head.cross_entropy(model(stream.x), stream).mean(), None
 
-    stream = bench.Stream.from_arrays(x, y, x, y, tasks=2)
+    stream = bench.Stream.from_arrays(x, y, x + 0.01, y, tasks=2)
     result = bench.run(stream, model=Net, strategy=Mine(), norm="cn", seeds=2, lanes=2, runs={runs})
     print("seeds", result.seeds)
 """

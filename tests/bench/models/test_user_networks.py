@@ -95,7 +95,7 @@ def test_wrapped_norm_is_found(stream: Any) -> None:
         (lambda shape, outputs: 3, "must return a torch.nn.Module, not 3"),
         (lambda shape, outputs: nn.Linear(shape, outputs), "TypeError"),
         (lambda shape, outputs: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784)), "output must have shape (2, "),
-        (3, "use a name, a torch.nn.Module, or a function that makes one"),
+        (3, "model.name=3"),
         ("resnet19", "unknown model 'resnet19'"),
     ],
 )
