@@ -46,10 +46,10 @@ torchvision_operators.declare()
 @pytest.fixture(autouse=True)
 def _unchanged_process() -> Iterator[None]:
     """Forget what a test or an example registers, and restore the level of the logger that examples set."""
-    known, level = (dict(components._components), dict(registry._NORMS)), logging.getLogger("contnorm").level
+    known, level = (dict(components._registered), dict(registry._NORMS)), logging.getLogger("contnorm").level
     yield
     logging.getLogger("contnorm").setLevel(level)
-    for table, content in zip((components._components, registry._NORMS), known, strict=True):
+    for table, content in zip((components._registered, registry._NORMS), known, strict=True):
         table.clear()
         table.update(content)  # type: ignore[arg-type]
 

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.archives import read_archive
-from contnorm.bench.records import Store
+from contnorm.bench.records import Store, load_runs
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "records"
 RUNS = FOLDER / "runs"
@@ -17,9 +16,9 @@ COCOSEQ = FOLDER / "cocoseq-mini.jsonl.gz"
 
 def contents_of(run: str, archive: Path = RUNS / "tables.jsonl.gz") -> dict[int, dict[str, Any]]:
     """Content of the records of a run by seed, diverged ones included."""
-    content = read_archive(archive)
-    items = [*content.records, *content.diverged_runs]
-    return {item.seed: json.loads(json.dumps(item.raw)) for item in items if item.hash == run}
+    content = load_runs(archive)
+    every = [*content.records, *content.diverged]
+    return {record.seed: json.loads(json.dumps(record.raw)) for record in every if record.hash == run}
 
 
 def copy_run(run: str, root: Path, archive: Path = RUNS / "tables.jsonl.gz", seeds: Any = None) -> Path:
@@ -28,6 +27,6 @@ def copy_run(run: str, root: Path, archive: Path = RUNS / "tables.jsonl.gz", see
     folder.mkdir(parents=True, exist_ok=True)
     for seed, raw in contents_of(run, archive).items():
         if seeds is None or seed in seeds:
-            (folder / f"{seed}{'.lost' if 'lost' in raw else ''}.json").write_text(json.dumps(raw, indent=1) + "\n")
+            (folder / f"{seed}.json").write_text(json.dumps(raw, indent=1) + "\n")
     assert Store(root).load_all().problems == []
     return folder

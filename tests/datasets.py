@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contnorm.bench.data.dataset import GROUPS, DatasetListing, ListedPicture, MultiLabelSource
+from contnorm.bench.data.dataset import GROUPS, MultiLabelSource
 from contnorm.bench.data.image_folders import MINI_LISTS, MINI_WNIDS
+from contnorm.bench.data.multilabel import Listing, Picture, published_stream
 from contnorm.bench.data.multilabel_build import build
-from contnorm.bench.data.published import published_stream
 
 HERE = Path(__file__).resolve()
 
@@ -280,14 +280,14 @@ def small_long_tail(root: Path, name: str, per_task: int = 10, side: int = 16) -
     """One of the two published long-tailed streams, with a few plain pictures a task, built as they are built."""
     published = published_stream(name)
     classes, chance = len(published.class_names), np.random.default_rng(0)
-    parts: dict[str, list[ListedPicture]] = {"train": [], "test": []}
+    parts: dict[str, list[Picture]] = {"train": [], "test": []}
     for split, count in (("train", per_task), ("test", 6)):
         for number in range(count * len(published.task_order)):
             labels = sorted(chance.choice(classes, 3, replace=False).tolist())
             path = root / "pictures" / name / f"{split}{number}.jpg"
             picture(path, side, 3 * labels[0])
-            parts[split].append(ListedPicture(f"{split}{number}", path, number // count, tuple(labels)))
-    listed = DatasetListing(
+            parts[split].append(Picture(f"{split}{number}", path, number // count, tuple(labels)))
+    listed = Listing(
         name, published.class_names, published.class_groups, tuple(map(str, published.task_order)),
         tuple(parts["train"]), tuple(parts["test"]), published.images,
     )  # fmt: skip

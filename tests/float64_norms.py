@@ -151,7 +151,7 @@ class Switch(Batch):
 
 
 class AdaptiveBalance(Batch):
-    """AdaB2N before the first task starts: BN without Bessel's correction. tests/layers/test_adaptive.py has more."""
+    """AdaB2N before the first task starts: BN without Bessel's correction. tests/norms/test_adaptive.py has more."""
 
     def stored(self, var: Array, count: int) -> Array:
         return var
@@ -258,7 +258,7 @@ FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "cn_tied": ContinualTied(),
     "bn_gn_tied": BatchThenGroupTied(),
     "adab2n": AdaptiveBalance(),
-    "tbbn": Batch(),  # before the second task; tests/layers/test_task_balanced.py has later ones
+    "tbbn": Batch(),  # before the second task; tests/norms/test_task_balanced.py has later ones
     "bnt": Batch(),
     "iabn": InstanceAware(),
     "rbn": Robust(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -31,3 +32,18 @@ def test_numbers_told_in_words_are_in_the_rows(page) -> None:  # type: ignore[no
         assert f"{int(eager[case]['peak_bytes']) / 1e6:.1f} MB" in text
     runs = {(r["strategy"], r["norm"], r["kernels"]): float(r["seconds"]) for r in page.rows("run")}
     assert f"{runs['er', 'cn', 'cached']:.1f} s" in text and f"{runs['derpp', 'bn', 'cached']:.1f} s" in text
+
+
+def test_savings_of_mechanisms_are_those_of_the_record(page) -> None:  # type: ignore[no-untyped-def]
+    text = page.PAGE.read_text()
+    measured = json.loads((ROOT / "docs" / "records" / "mechanisms-nvidia-h200.json").read_text())["rows"]
+    seconds = {(row["norm"], row["off"]): row["seconds"] for row in measured}  # the last 'all on' of CN is warm
+    shown = re.findall(r"^\| (CN|BN|BRN) \| ([\d.]+) \| ([\w -]+) \| ([\d.]+) \| (\d+) % \|", text, re.MULTILINE)
+    names = {"convolution tables": "convolution tables", "side streams for weight gradients": "side streams"}
+    names |= {"augmentation in one kernel": "augment kernel", "max-pooling kernel": "pool kernel"}
+    names |= {"shared draws of initial weights": "shared draws", "kernels of batch renorm": "reference kernels"}
+    assert len(shown) == 7
+    for norm, on, off, without, saved in shown:
+        all_on, one_off = seconds[norm.lower(), "all on"], seconds[norm.lower(), names[off]]
+        assert (on, without) == (f"{all_on:.2f}", f"{one_off:.2f}")
+        assert saved == f"{max(0, 1 - all_on / one_off):.0%}".removesuffix("%")

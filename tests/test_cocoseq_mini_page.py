@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 import pytest
 
 from contnorm.bench.metrics.memory_stats import Census
-from contnorm.bench.records import Record, Store
+from contnorm.bench.records import Record, load_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = ("majority", "moderate", "minority")
@@ -17,7 +17,7 @@ GROUPS = ("majority", "moderate", "minority")
 
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
-    return list(Store(ROOT / "docs" / "records" / "cocoseq-mini.jsonl.gz"))
+    return list(load_runs(ROOT / "docs" / "records" / "cocoseq-mini.jsonl.gz"))
 
 
 def final_memory(record: Record) -> tuple[Census, dict[str, float]]:

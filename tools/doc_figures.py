@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -17,33 +18,27 @@ from matplotlib.lines import Line2D
 
 from contnorm.bench.figures import COLORS, MARKERS, curve_with_band
 from contnorm.bench.metrics.accuracy_matrix import acc_so_far
-from contnorm.bench.stats import PairedDifference
-from contnorm.report.cubes import DESCRIPTION, cubes_figure
-from contnorm.report.svg import scheme_colors, with_figure_style
+from contnorm.bench.stats import t_interval
 from tools.comparisons import (
-    CIFAR10,
-    COCOSEQ,
-    FINE_GRID,
-    GRID,
     MEMORY,
-    MINI,
     NAMES,
     PERMUTED,
     RIVALS,
     STRATEGIES,
-    TINY,
     WS,
-    over_rates,
-    recipe,
+    comparisons,
+    on_test_tasks,
     rival,
     selected,
 )
-from tools.evidence import RECORDS, Cell, load, plain
+from tools.cubes import DESCRIPTION, cubes_figure
+from tools.evidence import RECORDS, Cell, Comparison
+from tools.svg import scheme_colors, with_figure_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FIGURES", "DocFigure", "rates", "social_preview"]
+__all__ = ["FIGURES", "DocFigure", "rate_panels", "social_preview"]
 
 ROOT = RECORDS.parents[1]
 WIDTH = 480  # pixels
@@ -77,75 +72,96 @@ def _figure(height: int, left: int, title: str, bottom: int = 48, top: int = 30)
     return figure, axes
 
 
-class RatePoint(NamedTuple):
-    """Accuracy on the validation tasks at one learning rate."""
+class RateCurve(NamedTuple):
+    """Mean accuracy over the stream by learning rate, on the test tasks.
 
-    rate: float
-    mean: float
-    std: float
+    Attributes:
+        label: Norm, and its moments in evaluation.
+        points: Mean over seeds at each rate, in percent.
+        half: Half the width of its 95 % interval, at each rate.
+        seeds: Number of seeds at each rate.
+    """
 
-
-def rates(norm: str, strategy: str = "er") -> list[RatePoint]:
-    """Accuracy of a norm on the validation tasks by learning rate, over all seeds that were run there."""
-    scores: dict[float, dict[int, float]] = {}
-    for archive in (GRID, FINE_GRID):
-        for rate in {run.config.train.lr for run in load(archive).where(norm=norm, strategy=strategy)}:
-            cell = Cell(archive, {"norm": norm, "strategy": strategy, "lr": rate})
-            scores.setdefault(rate, {}).update(cell.scores())
-    return [RatePoint(rate, fmean(s.values()), stdev(s.values())) for rate, s in sorted(scores.items())]
+    label: str
+    points: dict[float, float]
+    half: dict[float, float]
+    seeds: dict[float, int]
 
 
-def selected_rate(norm: str, strategy: str = "er") -> float:
-    """Learning rate that was selected on the validation tasks."""
-    (rate,) = {record.config.train.lr for record in selected(norm, strategy).runs()}
-    return float(rate)
+CURVES = {
+    "BN": ("bn", "running"),
+    "CN": ("cn", "running"),
+    "BN, memory": ("bn", "memory"),
+    "CN, memory": ("cn", "memory"),
+}
+LINES: tuple[Literal["-", "--"], ...] = ("-", "--")  # running moments, and moments of the memory
+RATE_STREAMS = {"split-cifar100": "CIFAR-100", "split-mini-imagenet": "mini-ImageNet"}
 
 
-RATE_NORMS = ("bn", "cn", "gn")
+@cache
+def rate_panels() -> dict[str, list[RateCurve]]:
+    """Curves of each stream and strategy with recorded runs, by the title of its panel."""
+    panels = {}
+    for stream, title in RATE_STREAMS.items():
+        for strategy in STRATEGIES:
+            curves = []
+            for label, (norm, moments) in CURVES.items():
+                by_rate = {
+                    rate: [both[1] for both in seeds.values()]
+                    for rate, seeds in on_test_tasks(stream, strategy, norm, moments).items()
+                }
+                intervals = {rate: t_interval(values) for rate, values in by_rate.items()}
+                half = {rate: (one.high - one.low) / 2 for rate, one in intervals.items() if one is not None}
+                points = {rate: fmean(by_rate[rate]) for rate in half}
+                curves.append(RateCurve(label, points, half, {rate: len(by_rate[rate]) for rate in half}))
+            panels[f"{title}, {NAMES[strategy]}"] = curves
+    return panels
 
 
-def _draw_rates(axes: Axes, colors: Sequence[str] = COLORS, ink: Any = INK, ring: float = 13) -> None:
-    """Curves of the norms over the learning rate, with a ring at the selected one."""
-    for index, norm in enumerate(RATE_NORMS):
-        rate, mean, std = np.array(rates(norm)).T
-        axes.fill_between(rate, mean - std, mean + std, color=colors[index], alpha=0.16, linewidth=0)
-        axes.plot(rate, mean, color=colors[index], marker=MARKERS[index], markersize=6, linewidth=2.2)
-        place = list(rate).index(selected_rate(norm))
-        axes.plot(rate[place], mean[place], "o", markersize=ring, markerfacecolor="none", markeredgecolor=ink)
+def _draw_rates(axes: Axes, curves: Sequence[RateCurve], colors: Sequence[str]) -> None:
+    """Curves over the learning rate, with 95 % intervals of the means."""
+    for index, curve in enumerate(curves):
+        rates, means = list(curve.points), list(curve.points.values())
+        axes.errorbar(rates, means, list(curve.half.values()), color=colors[index % 2], marker=MARKERS[index],
+                      markersize=5.5, linewidth=2, linestyle=LINES[index // 2], elinewidth=1.3)  # fmt: skip
     axes.set_xscale("log")
-    axes.set_xticks([0.001, 0.003, 0.01, 0.03, 0.1, 0.3], ["0.001", "0.003", "0.01", "0.03", "0.1", "0.3"])
+    axes.set_xticks([0.001, 0.003, 0.01, 0.03], ["0.001", "0.003", "0.01", "0.03"])
     axes.minorticks_off()
-    axes.set(xlabel="learning rate", ylabel="accuracy (percent)")
+    axes.set_xlim(0.0008, 0.04)
 
 
 @with_figure_style
 def learning_rate() -> Figure:
-    """Accuracy of BN, CN and GN by learning rate, with ER."""
-    figure, axes = _figure(320, 52, "Tuned, CN and BN match; too high, CN loses less")
-    _draw_rates(axes)
-    for index, norm in enumerate(RATE_NORMS):
-        rate, mean, _ = next(point for point in rates(norm) if point.rate == 0.1)
-        axes.annotate(
-            norm.upper(),
-            (rate, mean),
-            xytext=(9, 6),
-            textcoords="offset points",
-            color=COLORS[index],
-            fontsize=TITLE,
-            fontweight="bold",
-        )
-    axes.text(0.03, 0.06, "○ selected rate", transform=axes.transAxes, fontsize=TEXT)
+    """Mean accuracy over the stream by learning rate on the test tasks, one panel per stream and strategy."""
+    figure = Figure(figsize=(WIDTH / 72, 470 / 72))
+    figure.text(8 / WIDTH, 1 - 18 / 470, "Accuracy over the stream, percent", fontsize=TITLE, fontweight="bold")
+    for place, (title, curves) in enumerate(rate_panels().items()):
+        column, row = place % 2, place // 2
+        axes = figure.add_axes((0.085 + 0.49 * column, 0.55 - 0.43 * row, 0.415, 0.30))
+        _draw_rates(axes, curves, COLORS)
+        axes.set_title(title, fontsize=TEXT, loc="left")
+        limits = (62, 74) if "CIFAR" in title else (56, 72)
+        axes.set(ylim=limits, yticks=range(limits[0] + 2, limits[1], 4))
+        axes.tick_params(labelsize=13)
+        if row:
+            axes.set_xlabel("learning rate", fontsize=TEXT)
+    handles = [
+        Line2D([], [], color=COLORS[i % 2], marker=MARKERS[i], linewidth=2, markersize=6, linestyle=LINES[i // 2])
+        for i in range(len(CURVES))
+    ]
+    figure.legend(handles, list(CURVES), loc="upper left", bbox_to_anchor=(0, 1 - 24 / 470), ncols=4, fontsize=TEXT,
+                  borderpad=0.3, handletextpad=0.3, handlelength=1.7, columnspacing=0.8)  # fmt: skip
     return figure
 
 
 def _describe_rates() -> str:
-    at = {norm: {point.rate: point.mean for point in rates(norm)} for norm in RATE_NORMS}
-    best = ", ".join(f"{n.upper()} {at[n][selected_rate(n)]:.1f} at {selected_rate(n):g}" for n in RATE_NORMS)
-    high = ", ".join(f"{norm.upper()} {at[norm][0.1]:.1f}" for norm in RATE_NORMS)
-    return (
-        "Accuracy by learning rate with ER on the validation tasks of Split CIFAR-100. "
-        f"At the selected rate: {best}. At 0.1: {high} percent."
-    )
+    parts = []
+    for title, curves in rate_panels().items():
+        best = [(c.label, max(c.points, key=lambda rate: c.points[rate]), c) for c in curves if c.points]
+        parts.append(
+            f"{title}: " + ", ".join(f"{label} at most {c.points[rate]:.1f}, at {rate:g}" for label, rate, c in best)
+        )
+    return f"Mean accuracy over the stream by learning rate, on the test tasks. {'; '.join(parts)}."
 
 
 class Interval(NamedTuple):
@@ -157,7 +173,8 @@ class Interval(NamedTuple):
     high: float
 
 
-def _interval(label: str, pair: PairedDifference) -> Interval:
+def _interval(label: str, comparison: Comparison, score: str = "acc") -> Interval:
+    pair = comparison.difference(score)
     assert pair.t is not None
     return Interval(label, pair.mean, pair.t.low, pair.t.high)
 
@@ -201,7 +218,7 @@ def panel_rows(strategy: str) -> dict[str, Interval]:
     bn = selected("bn", strategy)
     cells = {SHORT.get(entry, entry): rival(entry, strategy) for entry in RIVALS}
     cells |= {name: selected(norm, strategy) for name, norm in PAPER.items()}
-    return {label: _interval(label, plain(cell, bn)) for label, cell in cells.items()}
+    return {label: _interval(label, Comparison("", "", cell, bn, "")) for label, cell in cells.items()}
 
 
 @with_figure_style
@@ -245,44 +262,45 @@ def _legend(figure: Figure, names: Sequence[str], columns: int = 4) -> None:
     )
 
 
-def _cn_and_bn(archive: str, matrix: str = "matrix", score: str = "acc", **where: Any) -> PairedDifference:
-    cn, bn = (Cell(archive, {"norm": norm, **where}, matrix) for norm in ("cn", "bn"))
-    return plain(cn, bn, score)
+SITUATIONS = {
+    "CIFAR-100, ER, tuned": "tuned er",
+    "CIFAR-100, DER++, tuned": "tuned derpp",
+    "CIFAR-100, ER, by order": "order er",
+    "CIFAR-100, DER++, by order": "order derpp",
+    "CIFAR-100, ER, 0.03": "one rate er",
+    "CIFAR-100, DER++, 0.03": "one rate derpp",
+    "CIFAR-100, no replay": "single",
+    "mini-ImageNet, ER, tuned": "mini tuned er",
+    "mini-ImageNet, DER++, best": "mini derpp 0.01",
+    "mini-ImageNet, DER++, 0.03": "mini derpp one rate",
+    "mini-ImageNet, ER, best": "mini er 0.01",
+    "mini-ImageNet, ER, 0.03": "mini er 0.03",
+    "CIFAR-10, DER++ 500": "cifar10 500 unknown",
+    "CIFAR-10, DER++ 2,560": "cifar10 2560 unknown",
+    "Tiny-ImageNet, DER++": "tiny unknown",
+    "permuted MNIST, ER": "permuted er",
+    "permuted MNIST, no replay": "permuted single",
+}
 
 
 def situations() -> list[Interval]:
-    """CN minus BN in every situation that was run with both."""
-    pairs: dict[str, PairedDifference] = {
-        "CIFAR-100, ER, tuned": plain(selected("cn", "er"), selected("bn", "er")),
-        "CIFAR-100, DER++, tuned": plain(selected("cn", "derpp"), selected("bn", "derpp")),
-        "CIFAR-100, ER, rate too high": over_rates("cn", "bn", "er"),
-        "CIFAR-100, DER++, rate too high": over_rates("cn", "bn", "derpp"),
-        "CIFAR-100, ER, 0.03": plain(recipe("cn"), recipe("bn")),
-        "CIFAR-100, no replay": plain(recipe("cn", "single"), recipe("bn", "single")),
-    }
-    for size in (500, 2560):
-        pairs[f"CIFAR-10, DER++ {size:,}"] = _cn_and_bn(CIFAR10, buffer=size)
-    pairs["Tiny-ImageNet, DER++"] = _cn_and_bn(TINY)
-    pairs["mini-ImageNet, ER"] = _cn_and_bn(MINI, lr=0.03)
-    for strategy in ("er", "single"):
-        pairs[f"permuted MNIST, {NAMES[strategy]}"] = _cn_and_bn(PERMUTED, "matrix_running", strategy=strategy)
-    pairs["part of COCOseq, PRS"] = _cn_and_bn(COCOSEQ, score="map", memory="prs")
-    return [_interval(label, pair) for label, pair in pairs.items()]
+    """CN minus BN, mean accuracy over the stream."""
+    return [_interval(label, comparisons()[name], "aia") for label, name in SITUATIONS.items()]
 
 
 @with_figure_style
 def cn_less_bn() -> Figure:
     """CN minus BN by situation."""
     rows = situations()
-    figure, axes = _figure(440, 246, "Accuracy of CN minus that of BN")
-    _draw_intervals(axes, rows, (-7, 13), 0, 0.0)
+    figure, axes = _figure(550, 246, "Accuracy over the stream, CN minus BN")
+    _draw_intervals(axes, rows, (-3, 8), 0, 0.0)
     _rows(axes, [row.label for row in rows], "points, 95 % interval")
     return figure
 
 
 def _describe_situations() -> str:
     return (
-        "Accuracy of CN minus that of BN, in points, with 95 % intervals: "
+        "Mean accuracy over the stream of CN minus that of BN, in points, with 95 % intervals: "
         + "; ".join(f"{row.label} {row.mean:+.1f} ({row.low:+.1f} to {row.high:+.1f})" for row in situations())
         + "."
     )
@@ -337,7 +355,7 @@ def _moment_curves() -> dict[str, list[list[float]]]:
     }
     curves = {}
     for label, (norm, matrix) in sources.items():
-        runs = Cell(PERMUTED, {"norm": norm, "strategy": "single"}).runs()
+        runs = Cell((PERMUTED,), {"norm": norm, "strategy": "single"}).runs()
         curves[label] = [acc_so_far(counts) for run in runs if (counts := run.matrix_of(matrix)) is not None]
     return curves
 
@@ -405,29 +423,23 @@ def social_preview() -> Figure:
     colors = scheme_colors("dark")
     ink, series = colors["ink"], [colors[f"series-{number}"] for number in range(1, 4)]
     figure = Figure(figsize=(12.8, 6.4), facecolor=colors["ground"])
-    axes = figure.add_axes((0.555, 0.17, 0.405, 0.66))
-    for spine in axes.spines.values():
-        spine.set_color(ink)
-    _draw_rates(axes, series, ink, ring=19)
-    axes.tick_params(colors=ink, labelsize=15)
-    axes.set_xlabel("learning rate", color=ink, fontsize=17)
-    axes.set_ylabel("accuracy (percent)", color=ink, fontsize=17)
-    for index, norm in enumerate(RATE_NORMS):
-        mean = next(point.mean for point in rates(norm) if point.rate == 0.1)
-        axes.annotate(norm.upper(), (0.1, mean), xytext=(12, 9), textcoords="offset points", color=series[index],
-                      fontsize=20, fontweight="bold")  # fmt: skip
     figure.text(0.05, 0.72, "contnorm", color=ink, fontsize=58, fontweight="bold")
-    lines = (
-        (0.60, "Normalization layers for", 25),
-        (0.535, "continual learning in PyTorch", 25),
-        (0.38, "Tuned batch norm matches", 20),
-        (0.325, "continual norm.", 20),
-        (0.245, "At a learning rate that is too high,", 20),
-        (0.19, "continual norm loses less.", 20),
-    )
-    for height, text, size in lines:
-        figure.text(0.05, height, text, color=ink, fontsize=size)
-    figure.text(0.555, 0.88, "ER on Split CIFAR-100, validation tasks", color=ink, fontsize=16)
+    for height, text in ((0.58, "Normalization layers for"), (0.51, "continual learning in PyTorch")):
+        figure.text(0.05, height, text, color=ink, fontsize=25)
+    for height, text in ((0.35, "Convert, re-estimate moments,"), (0.29, "compare on the same seeds.")):
+        figure.text(0.05, height, text, color=ink, fontsize=20)
+    panels = [item for item in rate_panels().items() if "DER++" in item[0]]
+    for place, (title, curves) in enumerate(panels):
+        axes = figure.add_axes((0.57, 0.57 - 0.46 * place, 0.39, 0.33))
+        for spine in axes.spines.values():
+            spine.set_color(ink)
+        _draw_rates(axes, curves, series)
+        axes.tick_params(colors=ink, labelsize=14)
+        axes.set_title(f"{title}: accuracy by learning rate", color=ink, fontsize=15, loc="left")
+        for curve, color in zip(curves[:2] if place else (), series, strict=False):
+            rate = max(curve.points)
+            axes.annotate(curve.label, (rate, curve.points[rate]), xytext=(8, -4), textcoords="offset points",
+                          color=color, fontsize=17, fontweight="bold")  # fmt: skip
     return figure
 
 

@@ -1,11 +1,12 @@
-"""Evidence for statements of the documentation: scores of recorded runs, and what they decide.
+"""Evidence for statements of the documentation: scores of recorded runs, and differences of them.
 
-A `Cell` names an archive in docs/records, the settings of one run, and which accuracies of its records count. A
-comparison of two cells is decided by the staged rule (`staged`), or has an ordinary 95 % interval (`plain`).
+A `Cell` names archives in docs/records, the settings of one run, and which accuracies of its records count. A
+`Comparison` is a pair of cells: one row of docs/results/evidence.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,6 @@ from contnorm import bench
 from contnorm.bench.metrics.accuracy_matrix import score as accuracy_score
 from contnorm.bench.metrics.multilabel import label_score
 from contnorm.bench.records import Record
-from contnorm.bench.sequential import Decision, decide_differences
 from contnorm.bench.stats import PairedDifference, paired_difference
 
 RECORDS = Path(__file__).resolve().parents[1] / "docs" / "records"
@@ -42,24 +42,22 @@ class Cell:
     """The runs of one setting.
 
     Attributes:
-        archive: File in docs/records.
+        archives: Files in docs/records; several if the seeds were run at different times.
         where: Conditions on settings, as `bench.Runs.where` takes them; exactly one run must satisfy them.
         matrix: Counts of a record: ``matrix``, ``matrix_task``, ``matrix_running``.
     """
 
-    archive: str
-    where: dict[str, Any] = field(hash=False)
+    archives: tuple[str, ...]
+    where: Mapping[str, Any] = field(hash=False)
     matrix: str = "matrix"
 
-    def runs(self) -> bench.Runs:
-        return _select(self.archive, tuple(self.where.items()))
+    def runs(self) -> list[Record]:
+        """The records of the finished seeds."""
+        return [record for archive in self.archives for record in _select(archive, tuple(self.where.items()))]
 
     def scores(self, score: str = "acc") -> dict[int, float]:
         """Score of each finished seed, in percent."""
         return {record.seed: self._score(record, score) for record in self.runs()}
-
-    def diverged(self) -> set[int]:
-        return {run.seed for run in self.runs().diverged}
 
     def mean(self, score: str = "acc") -> float:
         return fmean(self.scores(score).values())
@@ -69,7 +67,7 @@ class Cell:
 
     def _score(self, record: Record, score: str) -> float:
         if record.multi_label:
-            labels = record.labels_of("labels")
+            labels = record.labels
             assert labels is not None
             return label_score(labels, score, record.classes_of("overall"))
         counts = record.matrix_of(self.matrix)
@@ -77,20 +75,72 @@ class Cell:
         return accuracy_score(counts, score)
 
 
-def differences(first: Cell, second: Cell, score: str = "acc") -> dict[int, float]:
-    """First minus second, for each seed that finished in both."""
-    a, b = first.scores(score), second.scores(score)
-    return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
+@dataclass(frozen=True)
+class MeanCell:
+    """Several settings of one norm: the score of a seed is its mean over them."""
+
+    cells: Sequence[Cell]
+
+    def scores(self, score: str = "acc") -> dict[int, float]:
+        by_cell = [cell.scores(score) for cell in self.cells]
+        return {seed: fmean(scores[seed] for scores in by_cell) for seed in by_cell[0]}
+
+    def mean(self, score: str = "acc") -> float:
+        return fmean(self.scores(score).values())
 
 
-def staged(first: Cell, second: Cell, cases: int, score: str = "acc") -> Decision:
-    """Decision of the staged rule over the seeds from 100 on; ``cases`` is the number of comparisons of the table."""
-    lost = first.diverged() | second.diverged()
-    return decide_differences(differences(first, second, score), cases=cases, diverged=lost)
+@dataclass(frozen=True)
+class Comparison:
+    """Two cells whose scores are compared seed by seed.
 
+    Attributes:
+        what: The two, such as ``CN - BN``.
+        situation: Stream, strategy and learning rates.
+        first: The cell whose score comes first in the difference.
+        second: The other cell.
+        basis: What the seeds and learning rates were chosen by.
+        scores: Names of the scores that are compared.
+    """
 
-def plain(first: Cell, second: Cell, score: str = "acc") -> PairedDifference:
-    """Paired difference with its 95 % interval, for exploratory records and for comparisons that no claim makes."""
-    pair = paired_difference(first.scores(score), second.scores(score))
-    assert pair is not None
-    return pair
+    what: str
+    situation: str
+    first: Cell | MeanCell
+    second: Cell | MeanCell
+    basis: str
+    scores: tuple[str, ...] = ("acc", "aia")
+
+    def by_seed(self, score: str) -> dict[int, float]:
+        """Difference of each seed that finished with both."""
+        first, second = self.first.scores(score), self.second.scores(score)
+        return {seed: first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())}
+
+    def difference(self, score: str = "acc") -> PairedDifference:
+        """Paired difference with its ordinary 95 % interval."""
+        pair = paired_difference(self.first.scores(score), self.second.scores(score))
+        assert pair is not None and pair.t is not None
+        return pair
+
+    def text(self, score: str = "acc") -> str:
+        """The difference with its interval, such as ``+0.19 (-0.11 to +0.48)``."""
+        pair = self.difference(score)
+        return f"{pair.mean:+.2f} ({pair.t})"
+
+    def excludes_zero(self, score: str = "acc") -> bool:
+        pair = self.difference(score)
+        assert pair.t is not None
+        return not pair.t.holds(0.0)
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds that finished with both."""
+        return len(self.difference(self.scores[0]).differences)
+
+    @property
+    def archives(self) -> list[str]:
+        """The archives of both cells."""
+        cells = [
+            cell
+            for side in (self.first, self.second)
+            for cell in (side.cells if isinstance(side, MeanCell) else [side])
+        ]
+        return list(dict.fromkeys(archive for cell in cells for archive in cell.archives))

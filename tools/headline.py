@@ -1,131 +1,213 @@
-"""The table of results and the line about speed of the README, from the records."""
+"""Tables of the README, of docs/which-norm.md and of docs/results/evidence.md, and the line about speed."""
 
 from __future__ import annotations
 
 import csv
-from statistics import fmean
+import json
+from textwrap import fill
 
-from contnorm.bench.stats import PairedDifference
 from tools.comparisons import (
-    GRID,
-    HIGH_RATES,
-    MEMORY,
-    NAMES,
-    RIVALS,
+    NEWER,
     STRATEGIES,
-    against,
-    forgetting_of_others,
-    over_rates,
-    rival,
-    selected,
-    table2,
+    WS,
+    comparisons,
+    sections,
+    verdicts,
 )
 from tools.doc_figures import layer_ratios
-from tools.evidence import RECORDS, Cell, plain
+from tools.evidence import RECORDS, Comparison
 
-__all__ = ["results_table", "speed_line"]
+__all__ = ["answers_table", "evidence_tables", "results_table", "speed_line"]
 
 ROOT = RECORDS.parents[1]
-TUNED = {
-    "equivalent": "CN and BN are equivalent",
-    "lower": "BN is better than CN",
-    "lower, within the margin": "BN is slightly better than CN",
-    "higher": "CN is better than BN",
-    "higher, within the margin": "CN is slightly better than BN",
-    "undecided": "undecided",
-}
+SCORES = {"acc": "ACC", "aia": "mean over the stream", "fm": "FM", "la": "LA", "map": "mAP"}
+CIFAR10_CASES = [f"cifar10 {size} {known}" for size in (500, 2560) for known in ("unknown", "known")]
+MINI_RATES = [f"mini derpp {rate}" for rate in (0.003, 0.005, 0.01, 0.03)]
 
 
 def _row(*columns: str) -> str:
     return f"| {' | '.join(columns)} |"
 
 
-def _excludes_zero(pair: PairedDifference) -> bool:
-    return pair.t is not None and not pair.t.holds(0.0)
+def _points(*names: str, score: str = "aia") -> str:
+    """Mean differences, the lowest and the highest of several: ``+2.36 to +7.50``."""
+    means = [comparisons()[name].difference(score).mean for name in names]
+    texts = list(dict.fromkeys(f"{mean:+.2f}" for mean in (min(means), max(means))))
+    return " to ".join(texts)
 
 
-def _tuned(strategy: str) -> str:
-    decision = table2("cn", "bn", strategy)
-    return _row(
-        f"{NAMES[strategy]}, learning rate tuned for each norm",
-        TUNED[decision.verdict],
-        f"CN - BN: {decision.mean:+.2f} points ({decision.interval}, {decision.seeds} seeds)",
-    )
-
-
-def _mean_over_rates(norm: str, strategy: str) -> float:
-    return fmean(Cell(GRID, {"norm": norm, "strategy": strategy, "lr": rate}).mean() for rate in HIGH_RATES)
-
-
-def _high_rate(strategy: str) -> str:
-    pair = over_rates("cn", "bn", strategy)
-    above = "CN" if pair.mean > 0 else "BN"
-    means = ", ".join(f"{norm.upper()} {_mean_over_rates(norm, strategy):.1f}" for norm in ("cn", "bn"))
-    return _row(
-        f"{NAMES[strategy]}, learning rate too high ({HIGH_RATES[0]:g} to {HIGH_RATES[-1]:g})",
-        f"{above} is better (exploratory)" if _excludes_zero(pair) else f"{above} has the higher mean",
-        f"{means} percent; CN - BN: {pair.mean:+.2f} points (95 %: {pair.t}, {len(pair.differences)} seeds)",
-    )
-
-
-def _forgetting() -> str:
-    decisions = forgetting_of_others()
-    less = all(one.verdict == "higher" for one in decisions.values())
-    more = ", ".join(f"{norm} - GN: {one.mean:+.2f} ({one.interval})" for norm, one in decisions.items())
-    return _row(
-        "no replay",
-        "GN forgets less than BN and CN" if less else "undecided which norm forgets least",
-        f"points of forgetting: {more}; {decisions['BN'].seeds} seeds",
-    )
-
-
-def _has_highest_mean(strategy: str) -> bool:
-    """Whether BN with moments of the memory has the highest mean of the panel, and a higher one than BN and CN."""
-    means = {entry: rival(entry, strategy).mean() for entry in RIVALS}
-    pairs = [plain(rival(MEMORY, strategy), selected(other, strategy)) for other in ("bn", "cn")]
-    return means[MEMORY] == max(means.values()) and all(pair.mean > 0 for pair in pairs)
-
-
-def _memory_moments(strategy: str) -> str:
-    memory = rival(MEMORY, strategy)
-    parts = []
-    for other in ("BN", "CN"):
-        pair = plain(memory, selected(other.lower(), strategy))
-        parts.append(f"{pair.mean:+.2f} points over {other} ({against(MEMORY, other, strategy).verdict})")
-    return _row(
-        f"{NAMES[strategy]}, BN evaluated with moments of the memory",
-        "it has the highest mean of all norms" if _has_highest_mean(strategy) else "no gain in the mean",
-        f"{', '.join(parts)}; {len(memory.scores())} seeds",
-    )
-
-
-def _newer_norms() -> str:
-    newer = [entry for entry, where in RIVALS.items() if where["norm"] != "bn"]
-    above = [
-        entry
-        for entry in newer
-        if any(against(entry, "BN", strategy).verdict.startswith("higher") for strategy in STRATEGIES)
-    ]
-    seeds = sorted({len(rival(entry, strategy).scores()) for entry in newer for strategy in STRATEGIES})
-    return _row(
-        f"{len(newer)} newer norms, ER and DER++",
-        f"above BN: {', '.join(above)}" if above else "none is shown to be above BN",
-        f"each with {' or '.join(map(str, seeds))} seeds",
-    )
+def _seeds(*names: str) -> str:
+    counts = sorted({comparisons()[name].seeds for name in names})
+    return " or ".join(map(str, counts))
 
 
 def results_table() -> str:
-    """What was found on Split CIFAR-100, one row for each question."""
-    rows = [
-        _row("on Split CIFAR-100", "result", "evidence"),
-        "|---|---|---|",
-        *(_tuned(strategy) for strategy in STRATEGIES),
-        *(_high_rate(strategy) for strategy in STRATEGIES),
-        _forgetting(),
-        *(_memory_moments(strategy) for strategy in STRATEGIES),
-        _newer_norms(),
+    """CN minus BN by stream, and what the moments of the memory gain: the README's results."""
+    rows = {
+        "BN, the same networks: moments of the memory - running": [
+            ("Split CIFAR-100, ER", "memory er"),
+            ("Split CIFAR-100, DER++", "memory derpp"),
+            ("Split CIFAR-100, class order by seed, ER", "order bn er"),
+            ("Split CIFAR-100, class order by seed, DER++", "order bn derpp"),
+            ("Split mini-ImageNet, ER", "mini bn er"),
+            ("Split mini-ImageNet, DER++", "mini bn derpp"),
+        ],
+        "CN - BN, both with moments of the memory, at rates that running moments selected": [
+            ("Split CIFAR-100, class order by seed, ER", "order both er"),
+            ("Split CIFAR-100, class order by seed, DER++", "order both derpp"),
+            ("Split mini-ImageNet, ER", "mini both er"),
+        ],
+        "CN - BN, running moments": [
+            ("Split CIFAR-100, ER", "tuned er"),
+            ("Split CIFAR-100, DER++", "tuned derpp"),
+            ("Split CIFAR-100, class order by seed, ER", "order er"),
+            ("Split CIFAR-100, class order by seed, DER++", "order derpp"),
+            ("Split mini-ImageNet, ER", "mini tuned er"),
+            ("Split mini-ImageNet, DER++, the best rate of each on test tasks", "mini derpp 0.01"),
+            ("Split CIFAR-10, DER++, memory of 2,560, both at 0.03", "cifar10 2560 unknown"),
+        ],
+    }
+    lines = [
+        _row("difference in points", "mean over the stream", "at the end", "seeds"),
+        "|---|---|---|---|",
     ]
-    return "\n".join(rows)
+    for title, some in rows.items():
+        lines.append(_row(f"**{title}**", "", "", ""))
+        for text, name in some:
+            one = comparisons()[name]
+            exploratory = ", exploratory" if one.basis.startswith("exploratory") else ""
+            lines.append(_row(text, one.text("aia"), one.text("acc"), f"{one.seeds}{exploratory}"))
+    return "\n".join(lines)
+
+
+def answers_table() -> str:
+    """What to do in which situation: the table of docs/which-norm.md."""
+    of = comparisons()
+    again = of["memory again"]
+    spread = [cell.std() for cell in (again.second, again.first, of["tuned er"].first)]  # type: ignore[union-attr]
+    widest = max(_half(of[f"{entry} {s}"]) for entry in NEWER for s in STRATEGIES)
+    narrowest = min(_half(of[f"{entry} {s}"]) for entry in NEWER for s in STRATEGIES)
+    fm, la, aia = ([_points("gn bn", score=one), _points("gn cn", score=one)] for one in ("fm", "la", "aia"))
+    cifar = ["memory er", "memory derpp", "order bn er", "order bn derpp"]
+    rows = [
+        (
+            "you have a replay memory",
+            "[re-estimate](howto/moments-from-memory.md) before you evaluate",
+            f"the same networks: BN {_points(*cifar)} on Split CIFAR-100, {_points('mini bn er', 'mini bn derpp')} on "
+            f"Split mini-ImageNet; CN {_points('order cn er', 'order cn derpp')} and {_points('mini cn er')}",
+            f"BN: {_words(*cifar, 'mini bn er', 'mini bn derpp')} in six of six; CN: "
+            f"{_seeds('order cn er', 'mini cn er')} "
+            "fresh seeds; other streams: not known",
+        ),
+        (
+            "you do so, and choose between BN and CN",
+            "BN on Split CIFAR-100",
+            f"CN - BN, both re-estimated: {_points('order both er')} (ER) and {_points('order both derpp')} (DER++) on "
+            f"Split CIFAR-100, {_points('mini both er')} (ER) on Split mini-ImageNet",
+            f"{_seeds('order both er', 'mini both er')} fresh seeds, at rates selected by running moments; at other "
+            "rates not known",
+        ),
+        (
+            "running moments, Split CIFAR-100, rates tuned",
+            "BN",
+            f"CN - BN: {_points('tuned er')} (ER), {_points('tuned derpp')} (DER++); class order by seed: "
+            f"{_points('order er')} and {_points('order derpp')}",
+            f"{_words('tuned er')} and {_words('tuned derpp')}; by seed {_words('order er')} and "
+            f"{_words('order derpp')}; one reading of the [protocol](concepts/readings.md)",
+        ),
+        (
+            "running moments, ER on Split mini-ImageNet, rates tuned",
+            "BN",
+            f"CN - BN: {_points('mini tuned er')}; at the end {_points('mini tuned er', score='acc')}",
+            f"{_words('mini tuned er')}, {of['mini tuned er'].seeds} seeds",
+        ),
+        (
+            "running moments, DER++ on Split mini-ImageNet or Split CIFAR-10",
+            "CN",
+            f"CN - BN: {_points(*MINI_RATES)} at four rates of BN; {_points(*CIFAR10_CASES)} on Split CIFAR-10",
+            f"exploratory: {_seeds(*MINI_RATES)} seeds, rates compared on the test tasks; {_seeds(*CIFAR10_CASES)} "
+            "seeds, one rate for both",
+        ),
+        (
+            "results must vary little between seeds",
+            "re-estimate",
+            f"deviation of ACC with ER: BN {spread[0]:.2f}, the same networks with moments of the memory "
+            f"{spread[1]:.2f}; CN {spread[2]:.2f}",
+            f"exploratory: {again.seeds} seeds; {of['tuned er'].seeds} of CN",
+        ),
+        (
+            "no replay, and old tasks matter most",
+            "GN",
+            f"GN - BN and GN - CN: FM {fm[0]} and {fm[1]}; but LA {la[0]} and {la[1]}, over the stream "
+            f"{aia[0]} and {aia[1]}",
+            f"{_seeds('gn bn', 'gn cn')} seeds, one rate for all",
+        ),
+        (
+            "no batch statistics allowed",
+            WS,
+            f"over GN: {_points('ws er')} (ER), {_points('ws derpp')} (DER++); over BN: {_points(f'{WS} er')} and "
+            f"{_points(f'{WS} derpp')}",
+            f"{of['ws er'].seeds} and {of['ws derpp'].seeds} seeds",
+        ),
+        (
+            "a norm of a [newer paper](concepts/rivals.md)",
+            "BN",
+            f"of {len(NEWER)}, none is shown to have a higher ACC",
+            f"{_seeds(*(f'{e} {s}' for e in NEWER for s in STRATEGIES))} seeds; 95 % intervals of ACC of "
+            f"±{narrowest:.1f} to ±{widest:.1f}: smaller gains are not known",
+        ),
+    ]
+    return "\n".join([_row("if", "do", "gain", "sure?"), "|---|---|---|---|", *(_row(*one) for one in rows)])
+
+
+def _words(*names: str) -> str:
+    """Verdicts of the rule on the mean over the stream."""
+    return " or ".join(dict.fromkeys(verdicts("aia")[name].partition(",")[0] for name in names))
+
+
+def _half(comparison: Comparison) -> float:
+    """Half the width of the 95 % interval of ACC."""
+    interval = comparison.difference("acc").t
+    assert interval is not None
+    return (interval.high - interval.low) / 2
+
+
+def _links(comparison: Comparison) -> str:
+    return ", ".join(f"[{number}](../records/{name})" for number, name in enumerate(comparison.archives, 1))
+
+
+def _verdict(name: str) -> str:
+    """Verdicts of the rule, over the stream and at the end, of a primary question."""
+    return f"{verdicts('aia')[name]}; at the end {verdicts('acc')[name]}" if name in verdicts("aia") else "-"
+
+
+def evidence_tables() -> str:
+    """One row for each comparison: the tables of docs/results/evidence.md."""
+    parts = []
+    for title, rows in sections().items():
+        lines = [
+            f"## {title}\n",
+            _row(
+                "comparison",
+                "situation",
+                "seeds",
+                "mean over the stream",
+                "ACC at the end",
+                "verdict",
+                "basis",
+                "records",
+            ),
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for name, one in rows.items():
+            others = "".join(
+                f"; {SCORES[score]} {one.text(score)}" for score in one.scores if score not in ("acc", "aia")
+            )
+            both = [one.text(score) if score in one.scores else "-" for score in ("aia", "acc")]
+            both[1] = (both[1] + others).removeprefix("-; ")
+            lines.append(_row(one.what, one.situation, str(one.seeds), *both, _verdict(name), one.basis, _links(one)))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def eager_ratios(path: str) -> list[float]:
@@ -136,13 +218,22 @@ def eager_ratios(path: str) -> list[float]:
 
 
 def speed_line() -> str:
-    """Speed of CN compared with that of BN."""
+    """Speed of CN compared with that of BN: in the bench's network, and in one converted from outside."""
     ratios = [ratio for by_case in layer_ratios().values() for ratio in by_case.values()]
-    slowest, without = max(eager_ratios("cpp")), max(eager_ratios("python"))
     faster = sum(ratio < 1 for ratio in ratios)
-    return (
-        f"**Speed** on one H200: in a CUDA graph, CN is faster than BN in {faster} of {len(ratios)} cases.\n"
-        f"In an eager loop, a training step with CN takes up to {slowest:.2f} times as long as with BN; without a C++\n"
-        f"compiler, up to {without:.1f} times.\n"
+    record = json.loads((RECORDS / "own-network-nvidia-h200.json").read_text())
+    hosts = record["bench_eager_20_images"]
+    compiled, eager = (
+        [round(one["cn"] / one["bn"], 1) for one in record["steps"] if one["mode"].startswith(mode)]
+        for mode in ("torch.compile", "eager")
+    )
+    slowest = max(eager_ratios("cpp"))
+    text = (
+        f"**Speed** on one H200: alone in a CUDA graph, CN is faster than BN in {faster} of {len(ratios)} cases. An "
+        f"eager step of the bench's own network took at most {slowest:.2f} times as long with CN as with BN on one "
+        f"host, and with 20 images {hosts['lowest']} to {hosts['highest']} times on several. A plain ResNet-18, "
+        f"converted, took {min(compiled)} to {max(compiled)} times as long under `torch.compile`, and "
+        f"{min(eager)} to {max(eager)} times in its first forty eager steps, before the C++ path is built. "
         "See the [benchmarks](docs/benchmarks.md)."
     )
+    return fill(text, 120)

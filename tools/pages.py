@@ -15,17 +15,17 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from contnorm.report.svg import SCHEMES, svg_file
 from tools.doc_figures import FIGURES, social_preview
 from tools.evidence import RECORDS
-from tools.headline import results_table, speed_line
+from tools.headline import answers_table, evidence_tables, results_table, speed_line
+from tools.svg import SCHEMES, svg_file
 
 __all__ = ["figure_file", "filled", "pages", "preview_png"]
 
 ROOT = RECORDS.parents[1]
 FOLDER = ROOT / "docs" / "figures"
 PREVIEW = FOLDER / "social-preview.png"
-PARTS = {"results": results_table, "speed": speed_line}
+PARTS = {"answers": answers_table, "evidence": evidence_tables, "results": results_table, "speed": speed_line}
 PART = re.compile(r"<!-- (figure|made): ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 SHOWN_WIDTH = 560  # pixels, on a wide screen
 

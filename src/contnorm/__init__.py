@@ -5,176 +5,28 @@
 >>> cn.convert_norm(model, "cn", num_groups=32)[1]
 ContinualNorm2d(64, num_groups=32, eps=1e-05, momentum=0.1)
 
-Public names are imported on first use, so ``import contnorm`` does not import torch.
+The public names are those of ``contnorm.api``. They are imported at their first use, and torch with them, so that the
+command line and readers of records start quickly.
 """
 
-from __future__ import annotations
-
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from contnorm.lazy_names import RenamedModules, lazy_names
+if TYPE_CHECKING:
+    from contnorm.api import *  # noqa: F403
 
 __version__ = "0.2.0.dev0"
 
-if TYPE_CHECKING:
-    from contnorm import functional, testing
-    from contnorm.convert.conversion import convert_norm
-    from contnorm.convert.sync import convert_sync, revert_sync
-    from contnorm.diagnosis.measure import diagnose
-    from contnorm.layers.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d, AdaptiveBalanceNorm3d
-    from contnorm.layers.balanced import BalancedBatchNorm1d, BalancedBatchNorm2d, BalancedBatchNorm3d
-    from contnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
-    from contnorm.layers.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
-    from contnorm.layers.continual import ContinualNorm2d as CN  # noqa: N817
-    from contnorm.layers.evonorm import EvoNorm1d, EvoNorm2d, EvoNorm3d
-    from contnorm.layers.filter_response import FilterResponseNorm1d, FilterResponseNorm2d, FilterResponseNorm3d
-    from contnorm.layers.group import (
-        GroupNorm1d,
-        GroupNorm2d,
-        GroupNorm3d,
-        InstanceNorm1d,
-        InstanceNorm2d,
-        InstanceNorm3d,
-        LayerNorm1d,
-        LayerNorm2d,
-        LayerNorm3d,
-    )
-    from contnorm.layers.instance_aware import (
-        InstanceAwareBatchNorm1d,
-        InstanceAwareBatchNorm2d,
-        InstanceAwareBatchNorm3d,
-    )
-    from contnorm.layers.none import NoNorm1d, NoNorm2d, NoNorm3d
-    from contnorm.layers.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
-    from contnorm.layers.robust import RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d
-    from contnorm.layers.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
-    from contnorm.layers.sync import SyncContinualNorm
-    from contnorm.layers.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
-    from contnorm.layers.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, WSGroupNorm3d
-    from contnorm.model_files import load_model, save_model
-    from contnorm.model_norms import apply_norm_spec, norm_spec
-    from contnorm.moments.averaging import average_state_dicts
-    from contnorm.moments.freeze import freeze_stats, frozen_stats
-    from contnorm.moments.reestimate import reestimate
-    from contnorm.registry import create_norm, register_norm, unregister_norm
-    from contnorm.summary import summarize
-    from contnorm.tags import BatchTags, ReplayRequest, batch_tags, current_tags
-
-__all__ = [
-    "CN",
-    "AdaptiveBalanceNorm1d",
-    "AdaptiveBalanceNorm2d",
-    "AdaptiveBalanceNorm3d",
-    "BalancedBatchNorm1d",
-    "BalancedBatchNorm2d",
-    "BalancedBatchNorm3d",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "BatchRenorm1d",
-    "BatchRenorm2d",
-    "BatchRenorm3d",
-    "BatchTags",
-    "ContinualNorm1d",
-    "ContinualNorm2d",
-    "ContinualNorm3d",
-    "EvoNorm1d",
-    "EvoNorm2d",
-    "EvoNorm3d",
-    "FilterResponseNorm1d",
-    "FilterResponseNorm2d",
-    "FilterResponseNorm3d",
-    "GroupNorm1d",
-    "GroupNorm2d",
-    "GroupNorm3d",
-    "InstanceAwareBatchNorm1d",
-    "InstanceAwareBatchNorm2d",
-    "InstanceAwareBatchNorm3d",
-    "InstanceNorm1d",
-    "InstanceNorm2d",
-    "InstanceNorm3d",
-    "LayerNorm1d",
-    "LayerNorm2d",
-    "LayerNorm3d",
-    "NoNorm1d",
-    "NoNorm2d",
-    "NoNorm3d",
-    "ReplayRequest",
-    "RobustBatchNorm1d",
-    "RobustBatchNorm2d",
-    "RobustBatchNorm3d",
-    "SwitchNorm1d",
-    "SwitchNorm2d",
-    "SwitchNorm3d",
-    "SyncContinualNorm",
-    "TaskBalancedNorm1d",
-    "TaskBalancedNorm2d",
-    "TaskBalancedNorm3d",
-    "WSGroupNorm1d",
-    "WSGroupNorm2d",
-    "WSGroupNorm3d",
-    "apply_norm_spec",
-    "average_state_dicts",
-    "batch_tags",
-    "convert_norm",
-    "convert_sync",
-    "create_norm",
-    "current_tags",
-    "diagnose",
-    "freeze_stats",
-    "frozen_stats",
-    "functional",
-    "load_model",
-    "norm_spec",
-    "reestimate",
-    "register_norm",
-    "revert_sync",
-    "save_model",
-    "summarize",
-    "testing",
-    "unregister_norm",
-]
-
-_NAMES_BY_MODULE = {
-    "contnorm.convert.conversion": ("convert_norm",),
-    "contnorm.convert.sync": ("convert_sync", "revert_sync"),
-    "contnorm.model_files": ("load_model", "save_model"),
-    "contnorm.model_norms": ("apply_norm_spec", "norm_spec"),
-    "contnorm.diagnosis.measure": ("diagnose",),
-    "contnorm.moments.averaging": ("average_state_dicts",),
-    "contnorm.moments.freeze": ("freeze_stats", "frozen_stats"),
-    "contnorm.moments.reestimate": ("reestimate",),
-    "contnorm.registry": ("create_norm", "register_norm", "unregister_norm"),
-    "contnorm.summary": ("summarize",),
-    "contnorm.tags": ("BatchTags", "ReplayRequest", "batch_tags", "current_tags"),
-    "contnorm.layers.sync": ("SyncContinualNorm",),
-    **{
-        f"contnorm.layers.{module}": tuple(f"{stem}{dim}d" for stem in stems for dim in (1, 2, 3))
-        for module, stems in {
-            "adaptive": ("AdaptiveBalanceNorm",),
-            "balanced": ("BalancedBatchNorm",),
-            "batch": ("BatchNorm",),
-            "continual": ("ContinualNorm",),
-            "evonorm": ("EvoNorm",),
-            "filter_response": ("FilterResponseNorm",),
-            "group": ("GroupNorm", "InstanceNorm", "LayerNorm"),
-            "instance_aware": ("InstanceAwareBatchNorm",),
-            "none": ("NoNorm",),
-            "renorm": ("BatchRenorm",),
-            "robust": ("RobustBatchNorm",),
-            "switchable": ("SwitchNorm",),
-            "task_balanced": ("TaskBalancedNorm",),
-            "weight_standardization": ("WSGroupNorm",),
-        }.items()
-    },
-}
-RenamedModules.install()
-_getattr, _dir = lazy_names(__name__, _NAMES_BY_MODULE, ("functional", "testing"))
-
 
 def __getattr__(name: str) -> Any:
-    return _getattr("ContinualNorm2d" if name == "CN" else name)
+    if name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec(f"{__name__}.{name}"):
+        return import_module(f"{__name__}.{name}")
+    value = globals()[name] = getattr(import_module("contnorm.api"), name)
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_dir(), "CN"})
+    return [*globals(), *import_module("contnorm.api").__all__]

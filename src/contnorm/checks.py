@@ -1,32 +1,24 @@
-"""Argument checks. Each error message names the caller, the value, what is allowed and how to fix it.
-
-Public functions and layers run these checks once and pass their name as ``caller``. Internal functions do not check
-their arguments again.
-"""
+"""Checks of arguments, made once where a value enters, and the dtypes of statistics."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
 
+from contnorm.errors import GroupsError
+
 __all__ = [
-    "GroupsError",
     "auto_groups",
     "check_batch",
-    "check_batch_weight",
     "check_eps",
-    "check_features",
     "check_group_size",
     "check_input",
     "check_model",
-    "check_moments",
     "check_momentum",
     "check_number",
-    "check_parameters",
     "check_residual",
     "in_float64",
     "nearest_groups",
@@ -36,24 +28,9 @@ __all__ = [
     "widest",
 ]
 
-INPUT_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 MAX_AUTO_GROUPS = 32
 MIN_AUTO_CHANNELS = 2  # with one channel per group, group norm would be instance norm
 MIN_AUTO_CHANNELS_OF_ONE_POSITION = 8  # with one position, a group has only its channels: fewer give noisy moments
-
-
-class GroupsError(ValueError):
-    """The number of groups does not divide the number of channels.
-
-    Attributes:
-        num_groups: The number of groups.
-        channels: The number of channels of the first layer that it does not divide.
-        suggestion: A number of groups that divides the channels; see `nearest_groups`.
-    """
-
-    def __init__(self, message: str, num_groups: int = 0, channels: int = 0, suggestion: int = 1) -> None:
-        super().__init__(message)
-        self.num_groups, self.channels, self.suggestion = num_groups, channels, suggestion
 
 
 def check_model(model: object, caller: str) -> nn.Module:
@@ -62,69 +39,54 @@ def check_model(model: object, caller: str) -> nn.Module:
     return model
 
 
-def check_features(num_features: object, caller: str) -> int:
-    if isinstance(num_features, bool) or not isinstance(num_features, Integral) or num_features < 1:
-        raise ValueError(
-            f"{caller}: num_features={num_features!r} must be a whole number of channels, 1 or more. "
-            f"Give the size of dimension 1 of the input."
-        )
-    return int(num_features)
+def check_input(x: Tensor, *vectors: Tensor | None) -> None:
+    """Check that an input has floating-point values, and that parameters and moments have one value per channel.
+
+    Vectors of other shapes would be broadcast silently.
+    """
+    if not x.is_floating_point():
+        raise TypeError(f"expected a floating-point input, got {x.dtype}.")
+    for vector in vectors:
+        if vector is not None and vector.shape != x.shape[1:2]:
+            raise ValueError(
+                f"an input of shape {tuple(x.shape)} has {x.shape[1]} channels, in dimension 1, but a parameter or "
+                f"running moment has shape {tuple(vector.shape)}."
+            )
 
 
-def check_eps(eps: float, caller: str) -> float:
-    if not (_is_number(eps) and eps >= 0):
-        raise ValueError(
-            f"{caller}: eps={eps!r} must be 0 or more: it is added to a variance. The usual value is 1e-5."
-        )
-    if eps >= 1:
-        raise ValueError(
-            f"{caller}: eps={eps!r} must be below 1; the usual value is 1e-5. Arguments have batch norm's order, so "
-            f"give groups by name: num_groups={eps!r}."
-        )
+def check_number(value: float, least: float, name: str, most: float = math.inf) -> float:
+    """Check that a value is a finite number within limits; return it as a float."""
+    if not least <= value <= most or value == math.inf:
+        limits = f"at least {least:g}" if most == math.inf else f"between {least:g} and {most:g}"
+        raise ValueError(f"{name}={value!r} must be a finite number, {limits}.")
+    return float(value)
+
+
+def check_eps(eps: float) -> float:
+    """Check a number that is added to a variance. It is below 1, unlike a number of groups given in its place."""
+    if not 0 <= eps < 1:
+        raise ValueError(f"eps={eps!r} must be at least 0 and below 1. Give the number of groups by name: num_groups.")
     return float(eps)  # kernels accept only a Python float
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+def check_momentum(momentum: float | Tensor) -> float | Tensor:
+    """Check the weight of a batch in the running moments. A tensor is not read, which would synchronize with it."""
+    return momentum if isinstance(momentum, Tensor) else check_number(momentum, 0, "momentum", 1)
 
 
-def check_momentum(momentum: float | None, caller: str) -> float | None:
-    if momentum is not None and not (_is_number(momentum) and 0 <= momentum <= 1):
-        raise ValueError(
-            f"{caller}: momentum={momentum!r} must lie in [0, 1] (the weight of the newest batch), or be None for "
-            f"the plain average of all batches. The usual value is 0.1."
-        )
-    return momentum
+def check_residual(residual: Tensor | None, x: Tensor) -> Tensor | None:
+    """Check that a residual has the input's shape and device; cast it to the input's dtype, which the output has."""
+    if residual is not None and (residual.shape != x.shape or residual.device != x.device):
+        raise ValueError(f"the residual is {tuple(residual.shape)} on {residual.device}, the input {tuple(x.shape)}.")
+    return None if residual is None else residual.to(x.dtype)
 
 
-def check_batch_weight(momentum: float | Tensor, caller: str) -> float | Tensor:
-    """Check the momentum of a functional form: a number in [0, 1] or a 0-dim tensor.
-
-    The value of a tensor is not checked, because reading it would synchronize with the device.
-    """
-    if type(momentum) is float and 0 <= momentum <= 1:
-        return momentum
-    if isinstance(momentum, Tensor):
-        if momentum.dim() != 0:
-            raise ValueError(
-                f"{caller}: momentum is a tensor of shape {tuple(momentum.shape)}. It must be a number or a 0-dim "
-                f"tensor, the same for all channels."
-            )
-        return momentum
-    if not (_is_number(momentum) and 0 <= momentum <= 1):
-        raise ValueError(
-            f"{caller}: momentum={momentum!r} must lie in [0, 1] (the weight of the newest batch). The usual value is "
-            f"0.1; for the plain average of all batches give 1 / (batches so far + 1)."
-        )
-    return float(momentum)
-
-
-def check_number(value: float, least: float, name: str, caller: str, finite: bool = False) -> float:
-    """Check that a value is a number and at least ``least``; return it as a float."""
-    if not (_is_number(value) and value >= least) or (finite and value == math.inf):
-        what = "a finite number" if finite else "a number"
-        raise ValueError(f"{caller}: {name}={value!r} must be {what}, {least:g} or more.")
-    return float(value)
+def check_batch(x: Tensor, eps: float) -> None:
+    """Raise if batch statistics cannot be computed (one value per channel, or eps of 0), as torch's BatchNorm does."""
+    if x.numel() == x.shape[1]:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}.")
+    if eps == 0:
+        raise ValueError("eps must be above 0 when training.")
 
 
 def divisors(n: int) -> list[int]:
@@ -163,21 +125,21 @@ def auto_groups(channels: int, one_position: bool = False) -> int:
     return next((groups for groups in range(most, 0, -1) if channels % groups == 0), 1)
 
 
-def resolve_groups(num_groups: int | str, channels: int, rank: int, caller: str) -> int:
+def resolve_groups(num_groups: int | str, channels: int, rank: int) -> int:
     """Check the number of groups, and resolve ``"auto"`` for an input of this rank; see `auto_groups`.
 
     Example:
-        >>> resolve_groups("auto", 100, rank=4, caller="demo"), resolve_groups("auto", 100, rank=2, caller="demo")
+        >>> resolve_groups("auto", 100, rank=4), resolve_groups("auto", 100, rank=2)
         (25, 10)
     """
     if num_groups == "auto":
         return auto_groups(channels, one_position=rank == 2)
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 1:
-        raise ValueError(f"{caller}: num_groups={num_groups!r} must be a whole number, 1 or more, or 'auto'.")
+        raise ValueError(f"num_groups={num_groups!r} must be a whole number, 1 or more, or 'auto'.")
     if channels % num_groups:
         raise GroupsError(
-            f"{caller}: num_groups={num_groups} does not divide the {channels} channels. "
-            f"Use a divisor of {channels}: {_some(divisors(channels), num_groups)}; or num_groups='auto'.",
+            f"num_groups={num_groups} does not divide the {channels} channels. Use a divisor, such as "
+            f"{nearest_groups([channels], num_groups)}, or num_groups='auto'.",
             num_groups,
             channels,
             nearest_groups([channels], num_groups),
@@ -185,125 +147,12 @@ def resolve_groups(num_groups: int | str, channels: int, rank: int, caller: str)
     return num_groups
 
 
-def _some(choices: Sequence[int], wanted: int, most: int = 12) -> str:
-    """Format the choices; if there are more than ``most``, only those nearest to ``wanted``."""
-    near = sorted(choices, key=lambda d: abs(d - wanted))[:most]
-    return ", ".join(map(str, sorted(near))) + (" among others" if len(choices) > most else "")
-
-
-def check_input(x: Tensor, ranks: Sequence[int], channels: int | None, caller: str) -> None:
-    """Check the type, layout, rank, number of channels and dtype of an input."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{caller}: expected a torch.Tensor as input, got {type(x).__name__}.")
-    if x.layout is not torch.strided or x.is_nested:
-        layout = "a nested tensor" if x.is_nested else f"the layout {x.layout}"
-        raise ValueError(f"{caller}: expected a dense input, got {layout}. Convert it to a plain tensor first.")
-    if x.dim() not in ranks:
-        shapes = {2: "(N, C)", 3: "(N, C, L)", 4: "(N, C, H, W)", 5: "(N, C, D, H, W)"}
-        allowed = " or ".join(shapes[r] for r in ranks)
-        raise ValueError(
-            f"{caller}: expected an input of shape {allowed}, got {tuple(x.shape)}{_other_layer(x.dim(), caller)}"
-        )
-    if channels is not None and x.shape[1] != channels:
-        raise ValueError(
-            f"{caller}: built for {channels} channels, got an input of shape {tuple(x.shape)} with {x.shape[1]}. "
-            f"Channels are dimension 1; build the layer with num_features={x.shape[1]}, or permute the input."
-        )
-    if x.dtype not in INPUT_DTYPES:
-        raise ValueError(
-            f"{caller}: expected float16, bfloat16, float32 or float64 input, got {x.dtype}. Use x.float()."
-        )
-
-
-def _other_layer(rank: int, caller: str) -> str:
-    """Advice for the error message: the 1d, 2d or 3d class that accepts this rank, if the caller is such a class."""
-    suffix = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}.get(rank)
-    if suffix and caller[-2:] in ("1d", "2d", "3d"):
-        return f". Use {caller[:-2]}{suffix} for that rank."
-    return ". The first two dimensions are samples and channels."
-
-
-def check_parameters(x: Tensor, weight: Tensor | None, bias: Tensor | None, caller: str) -> None:
-    """Check that weight and bias have shape (C,), because other shapes would be broadcast silently."""
-    shape = (x.shape[1],)
-    if (weight is None or weight.shape == shape) and (bias is None or bias.shape == shape):
-        return
-    name, wrong = ("bias", bias) if weight is None or weight.shape == shape else ("weight", weight)
-    assert wrong is not None
-    raise ValueError(
-        f"{caller}: {name} has shape {tuple(wrong.shape)}, but an input of shape {tuple(x.shape)} needs {shape}: one "
-        f"value per channel."
-    )
-
-
-def check_residual(residual: Tensor | None, x: Tensor, caller: str) -> Tensor | None:
-    """Check that a residual has the input's shape, dtype and device; under autocast, cast it to the input's dtype.
-
-    The output therefore always has the input's shape and dtype.
-    """
-    if residual is None:
-        return None
-    if not isinstance(residual, Tensor):
-        raise TypeError(f"{caller}: residual must be a tensor, got {type(residual).__name__}.")
-    if residual.shape != x.shape:
-        raise ValueError(
-            f"{caller}: residual has shape {tuple(residual.shape)} and the input {tuple(x.shape)}. They must be equal; "
-            f"use residual.expand_as(x) if it is meant to be broadcast."
-        )
-    if residual.device != x.device:
-        raise ValueError(f"{caller}: residual is on {residual.device} and the input on {x.device}. Move one of them.")
-    if residual.dtype == x.dtype:
-        return residual
-    # Under autocast, branches may have different dtypes: a shortcut without any operation stays in float32.
-    if residual.dtype in INPUT_DTYPES and _in_autocast(x.device.type):
-        return residual.to(x.dtype)
-    raise ValueError(
-        f"{caller}: residual is {residual.dtype} and the input {x.dtype}. They must be equal outside autocast; use "
-        f"residual.to(x.dtype)."
-    )
-
-
-def _in_autocast(device_type: str) -> bool:
-    """Whether autocast is enabled. `torch.is_autocast_enabled` raises for device types without autocast."""
-    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-
-
-def check_batch(x: Tensor, eps: float, caller: str) -> None:
-    """Raise if batch statistics cannot be computed (one value per channel, or eps of 0), as torch's BatchNorm does."""
-    if x.numel() == x.shape[1]:
-        raise ValueError(
-            f"{caller}: Expected more than 1 value per channel when training, got input size {x.shape}. "
-            f"Use a batch of 2 or more, or evaluation mode."
-        )
-    if eps == 0:
-        raise ValueError(f"{caller}: eps must be above 0 when training, got {eps!r}. The usual value is 1e-5.")
-
-
-def check_group_size(x: Tensor, num_groups: int, caller: str) -> None:
+def check_group_size(x: Tensor, num_groups: int) -> None:
     """Raise if a group has a single value, which always normalizes to zero."""
     if x.numel() == x.shape[0] * num_groups and x.numel():
         raise ValueError(
-            f"{caller}: num_groups={num_groups} leaves one value in each group of an input of shape {tuple(x.shape)}, "
-            f"and one value always normalizes to zero. Use fewer groups, such as "
-            f"{resolve_groups('auto', x.shape[1], 2, caller)}."
-        )
-
-
-def check_moments(running_mean: Tensor | None, running_var: Tensor | None, caller: str) -> None:
-    if (running_mean is None) != (running_var is None):
-        missing = "running_mean" if running_mean is None else "running_var"
-        raise ValueError(f"{caller}: {missing} is None and the other one is not. Give both, or neither.")
-    if running_mean is None or running_var is None:
-        return
-    if running_mean.dim() != 1 or running_mean.shape != running_var.shape:
-        raise ValueError(
-            f"{caller}: running_mean has shape {tuple(running_mean.shape)} and running_var {tuple(running_var.shape)}. "
-            f"Give one value for each channel in both."
-        )
-    if not (running_mean.is_floating_point() and running_var.is_floating_point()):
-        raise ValueError(
-            f"{caller}: running_mean is {running_mean.dtype} and running_var {running_var.dtype}. Moments must be "
-            f"floating-point numbers; use .float()."
+            f"num_groups={num_groups} leaves one value, which normalizes to zero, in each group of an input of shape "
+            f"{tuple(x.shape)}. Use fewer groups, such as {auto_groups(x.shape[1], one_position=True)}."
         )
 
 

@@ -6,10 +6,8 @@ and any tool that reads safetensors can read it. The spec is in the metadata, un
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,9 +16,7 @@ from torch import Tensor, nn
 from contnorm import __version__
 from contnorm.atomic_files import draft_of
 from contnorm.checks import check_model
-from contnorm.convert.match import format_problems, other_norms
-from contnorm.convert.spec_format import check_spec
-from contnorm.model_norms import norm_spec, norms_applied
+from contnorm.convert.spec import apply_norm_spec, norm_spec, spec_differences
 
 __all__ = ["differences_from_file", "file_metadata", "load_model", "save_model", "sort_metadata"]
 
@@ -38,10 +34,6 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
         model: The model; it is not changed.
         path: The file; its folder is created.
 
-    Raises:
-        ValueError: If a norm layer is lazy, or the state dict has a value that is not a tensor.
-        IsADirectoryError: If the path is that of a folder.
-
     Example:
         >>> import tempfile, torch, contnorm as cn
         >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
@@ -54,20 +46,11 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> torch.equal(loaded(x), model(x))
         True
     """
-    safetensors = _safetensors("save_model")
+    import safetensors.torch
+
     check_model(model, "save_model")
-    others = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
-    if others:
-        raise ValueError(
-            f"save_model: {others[0]!r} of the state dict is not a tensor, and a safetensors file has only tensors. "
-            f'Use torch.save({{"model": model.state_dict(), "norms": contnorm.norm_spec(model)}}, path).'
-        )
-    if Path(path).is_dir():
-        raise IsADirectoryError(
-            f"save_model: {path} is a folder. Give a file, such as {Path(path, 'model.safetensors')}."
-        )
     with draft_of(Path(path)) as draft:
-        safetensors.save_model(model, str(draft), metadata=file_metadata(model))
+        safetensors.torch.save_model(model, str(draft), metadata=file_metadata(model))
         with draft.open("r+b") as file:
             sort_metadata(file)
 
@@ -76,7 +59,7 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """Convert the norms of a model to those of a file of `save_model`, and load its weights.
 
     The model may be a newly built one with any norms; see `apply_norm_spec`. The weights are loaded strictly, into the
-    tensors of the model on their device. If the file does not fit, the model is unchanged. Needs safetensors.
+    tensors of the model on their device. If they do not fit, its norms are converted already. Needs safetensors.
 
     Args:
         model: The model, changed in place.
@@ -86,8 +69,8 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         The model. If it is itself a norm layer, its replacement.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is not a safetensors file, has no norm spec, or does not fit the model.
+        ValueError: If the file has no norm spec, or one that does not fit the model.
+        RuntimeError: If the weights do not fit the model.
 
     Example:
         >>> import tempfile, contnorm as cn
@@ -97,22 +80,26 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         >>> cn.summarize(model).rows[0].state  # frozen, as the saved model was
         'train, frozen'
     """
-    safetensors = _safetensors("load_model")
+    import safetensors.torch
+
     check_model(model, "load_model")
-    metadata, shapes = _read_header(Path(path))
-    with norms_applied(model, _stored_spec(metadata, path)) as converted:
-        state = converted.state_dict()
-        names = _saved_names(state, shapes)
-        problems = _misfits(state, shapes, names)
-        if problems:
-            raise ValueError(
-                f"load_model: the weights in {path} do not fit {type(model).__name__}: {format_problems(problems)}. "
-                f"The model is unchanged."
-            )
-    tensors = safetensors.load_file(path)
+    spec = _stored_spec(Path(path))
+    if spec is None:
+        raise ValueError(
+            f"load_model: {path} has no norm spec, so that the norms of its model are unknown. If they are those of "
+            f"this model, load it with safetensors.torch.load_model(model, path)."
+        )
+    model = apply_norm_spec(model, spec)
+    tensors = safetensors.torch.load_file(path)
     # All names of shared tensors, since batch norm takes a missing batch counter for one of an old release, and adds 0.
-    converted.load_state_dict({name: tensors[saved] for name, saved in names.items()}, strict=True)
-    return converted
+    state = model.state_dict()
+    places = {_place(state[name]): tensor for name, tensor in tensors.items() if name in state}
+    tensors |= {name: places[_place(value)] for name, value in state.items() if _place(value) in places}
+    for name, value in state.items():
+        if name.endswith("num_batches_tracked"):  # layers with constant moments may have no counter
+            tensors.setdefault(name, value)
+    model.load_state_dict(tensors)
+    return model
 
 
 def file_metadata(model: nn.Module) -> dict[str, str]:
@@ -148,77 +135,17 @@ def sort_metadata(file: BinaryIO) -> None:
 
 
 def differences_from_file(model: nn.Module, path: Path) -> str:
-    """Return how the norms of a model differ from those in a file; empty if they do not, or the file has no spec.
-
-    Raises:
-        ValueError: If the spec is damaged.
-    """
-    metadata, _ = _read_header(path)
-    if _SPEC not in metadata:
-        return ""
-    return format_problems(other_norms(model, check_spec(_stored_spec(metadata, path))))
+    """Return how the norms of a model differ from those in a file; empty if they do not, or the file has no spec."""
+    spec = _stored_spec(path)
+    return "" if spec is None else "; ".join(spec_differences(model, spec)[:3])
 
 
-def _safetensors(caller: str) -> Any:
-    """Import safetensors, which the layers themselves do not need."""
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ModuleNotFoundError as error:
-        message = f'contnorm.{caller} needs {error.name}. Install it with: pip install "contnorm[bench]"'
-        raise ModuleNotFoundError(message, name=error.name) from error
+def _stored_spec(path: Path) -> dict[str, Any] | None:
+    from safetensors import safe_open
 
-
-def _read_header(path: Path) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """Return the metadata of a safetensors file, and the shapes of its tensors."""
-    library = importlib.import_module("safetensors")
-    if not path.exists():
-        raise FileNotFoundError(f"load_model: there is no file {path}.")
-    try:
-        with library.safe_open(path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            return file.metadata() or {}, shapes
-    except (library.SafetensorError, OSError) as error:
-        detail = " ".join(str(error).split())
-        raise ValueError(f"load_model: {path} can't be read as a safetensors file: {detail}") from error
-
-
-def _stored_spec(metadata: Mapping[str, str], path: str | os.PathLike[str]) -> Any:
-    if _SPEC not in metadata:
-        raise ValueError(
-            f"load_model: {path} has no norm spec, so that the norms of its model are unknown. If they are those of "
-            f"this model, load it with safetensors.torch.load_model(model, path)."
-        )
-    try:
-        spec = json.loads(metadata[_SPEC])
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"load_model: the norm spec in {path} is damaged: {error}.") from error
-    if not isinstance(spec, dict):
-        raise ValueError(f"load_model: the norm spec in {path} is damaged: it is {type(spec).__name__}, not a dict.")
-    return spec
-
-
-def _saved_names(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Return the name in the file of each tensor of a state dict: a shared tensor is saved under one of its names."""
-    places = {_place(state[name]): name for name in shapes if name in state}
-    names = {name: name if name in shapes else places.get(_place(value)) for name, value in state.items()}
-    return {name: saved for name, saved in names.items() if saved is not None}
-
-
-def _misfits(
-    state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str]
-) -> list[tuple[str, str]]:
-    """Return what strict loading would refuse, and tensors without data: names, and reasons."""
-    problems = []
-    for name, value in state.items():
-        if name not in names:
-            if not name.endswith("num_batches_tracked"):  # layers with constant moments may have no counter
-                problems.append((name, "in the model, and not in the file"))
-        elif shapes[names[name]] != tuple(value.shape):
-            shape = shapes[names[name]]
-            problems.append((name, f"of shape {shape} in the file, and {tuple(value.shape)} in the model"))
-        elif value.is_meta:
-            problems.append((name, "on the meta device, without data; call model.to_empty(device=...) first"))
-    return problems + [(name, "in the file, and not in the model") for name in shapes if name not in state]
+    with safe_open(path, framework="pt") as file:
+        stored = (file.metadata() or {}).get(_SPEC)
+    return None if stored is None else json.loads(stored)
 
 
 def _place(tensor: Tensor) -> object:

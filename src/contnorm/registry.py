@@ -7,23 +7,35 @@ over the registry. A norm added here, or registered with `register_norm`, is ava
 
 from __future__ import annotations
 
-import difflib
+import importlib
+import inspect
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from contnorm.norm_entry import Dim, LayerFactory, NormEntry, build_norm, describe_norm
-from contnorm.plugins import current_origin, load_plugins, track_registry
+from contnorm.errors import GroupsError, unknown
+from contnorm.plugins import BUILT_IN, Origin, current_origin, load_plugins
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
+    "DIMS",
     "NORMS",
+    "Dim",
+    "LayerFactory",
+    "NormInfo",
+    "accepted_options",
+    "accepts_any_option",
+    "build_norm",
+    "check_options",
     "create_norm",
+    "describe_norm",
     "find_norm",
+    "layer_parameters",
+    "norm_class",
     "norm_names",
     "numbered_name",
     "register_norm",
@@ -32,208 +44,127 @@ __all__ = [
     "unregister_norm",
 ]
 
+Dim = Literal[1, 2, 3]
+DIMS: tuple[Dim, ...] = (1, 2, 3)
+# A class of layers, or a function that creates a layer: called with the number of channels and options by keyword.
+LayerFactory = Callable[..., "nn.Module"]
 
-_STOCK = "it calls torch's operator, so that the baseline is bit-exact with torch"
-_NO_PIVOT = "it computes its moments without a pivot, as torch's batch norm does"
-_CONTINUAL = "contnorm.layers.continual:ContinualNorm"
+
+@dataclass(frozen=True, slots=True)
+class NormInfo:
+    """A norm of the registry.
+
+    Attributes:
+        name: The name in ``create_norm``, ``convert_norm`` and ``--norm``.
+        title: The name in the paper's tables.
+        target: ``"module:Class"`` in `contnorm.norms`, where ``1d``, ``2d`` or ``3d`` is appended to the class name.
+        summary: A one-line description for listings.
+        citation: The publication of the method.
+        preset: Constructor arguments that select this norm among those of its class.
+        origin: The package that it comes from.
+        grouped: Whether it accepts ``num_groups``.
+        keeps_moments: Whether it has running moments.
+        absorbs_activation: Whether it contains an activation, which replaces the one that follows it.
+        standardizes_weights: Whether the weights of the convolutions before it are standardized.
+        cannot: Conformance checks that it fails, each with the reason; see `contnorm.testing.check_norm`.
+        layers: For a norm that is not of this package: its class or factory for each dimension. ``target`` is empty.
+        is_registered: Whether it was added to the registry with `register_norm`.
+    """
+
+    name: str
+    title: str
+    target: str
+    summary: str
+    citation: str
+    preset: Mapping[str, object] = field(default_factory=dict)
+    origin: Origin = BUILT_IN
+    grouped: bool = False
+    keeps_moments: bool = False
+    absorbs_activation: bool = False
+    standardizes_weights: bool = False
+    cannot: Mapping[str, str] = field(default_factory=dict)
+    layers: Mapping[Dim, LayerFactory] = field(default_factory=dict)
+    is_registered: bool = False
+
+
+_STOCK = {"large_mean": "it calls torch's operator, so that the baseline is bit-exact with torch"}
+_NO_PIVOT = {"large_mean": "it computes its moments without a pivot, as torch's batch norm does"}
+_BUILT_IN_ACT = {"conversion": "it contains an activation, so it is for networks that are built with it"}
 _PHAM = "Pham et al., Continual Normalization, ICLR 2022"
-
-_NORMS: dict[str, NormEntry] = {
-    spec.name: spec
-    for spec in (
-        NormEntry(
-            name="none",
-            title="NoNL",
-            target="contnorm.layers.none:NoNorm",
-            summary="no normalization: the input as it is",
-            citation=_PHAM,
-            cannot={"affine_parameters": "it has no parameters"},
-        ),
-        NormEntry(
-            name="bn",
-            title="BN",
-            target="contnorm.layers.batch:BatchNorm",
-            summary="batch normalization; momentum=None averages all batches equally",
-            citation="Ioffe and Szegedy, Batch Normalization, ICML 2015",
-            keeps_moments=True,
-            cannot={"large_mean": _STOCK},
-        ),
-        NormEntry(
-            name="ln",
-            title="LN",
-            target="contnorm.layers.group:LayerNorm",
-            summary="layer normalization over all channels and positions of a sample",
-            citation="Ba et al., Layer Normalization, 2016",
-            cannot={"large_mean": _STOCK},
-        ),
-        NormEntry(
-            name="in",
-            title="IN",
-            target="contnorm.layers.group:InstanceNorm",
-            summary="instance normalization: each channel of each sample by itself",
-            citation="Ulyanov et al., Instance Normalization, 2016",
-            cannot=MappingProxyType(
-                {
-                    "large_mean": _STOCK,
-                    "rank2": "an (N, C) input has one value per instance, which normalizes to zero",
-                }
-            ),
-        ),
-        NormEntry(
-            name="gn",
-            title="GN",
-            target="contnorm.layers.group:GroupNorm",
-            summary="group normalization: groups of channels of each sample",
-            citation="Wu and He, Group Normalization, ECCV 2018",
-            grouped=True,
-            cannot={"large_mean": _STOCK},
-        ),
-        NormEntry(
-            name="brn",
-            title="BRN",
-            target="contnorm.layers.renorm:BatchRenorm",
-            summary="batch renormalization: batch moments pulled to the running ones within limits",
-            citation="Ioffe, Batch Renormalization, NeurIPS 2017",
-            keeps_moments=True,
-        ),
-        NormEntry(
-            name="sn",
-            title="SN",
-            target="contnorm.layers.switchable:SwitchNorm",
-            summary="switchable normalization: a learned mixture of IN, LN and BN moments",
-            citation="Luo et al., Differentiable Learning-to-Normalize, ICLR 2019",
-            keeps_moments=True,
-            cannot={"batch_norm_keys": "its two mixture weights are in no batch norm's checkpoint"},
-        ),
-        NormEntry(
-            name="cn",
-            title="CN",
-            target=_CONTINUAL,
-            summary="continual normalization: group norm without affine, then batch norm",
-            citation=_PHAM,
-            grouped=True,
-            keeps_moments=True,
-        ),
-        NormEntry(
-            name="bn_gn",
-            title="BN then GN",
-            target=_CONTINUAL,
-            summary="reversed order: batch norm without affine, then group norm",
-            citation=_PHAM,
-            preset={"order": "bn_gn"},
-            grouped=True,
-            keeps_moments=True,
-        ),
-        NormEntry(
-            name="cn_tied",
-            title="CN + tw",
-            target=_CONTINUAL,
-            summary="continual normalization with one pair of weights used in both steps",
-            citation=_PHAM,
-            preset={"tied": True},
-            grouped=True,
-            keeps_moments=True,
-        ),
-        NormEntry(
-            name="bn_gn_tied",
-            title="BN then GN + tw",
-            target=_CONTINUAL,
-            summary="reversed order with one pair of weights used in both steps",
-            citation=_PHAM,
-            preset={"order": "bn_gn", "tied": True},
-            grouped=True,
-            keeps_moments=True,
-        ),
-        NormEntry(
-            name="adab2n",
-            title="AdaB2N",
-            target="contnorm.layers.adaptive:AdaptiveBalanceNorm",
-            summary="batch norm with a learned balance of the tasks in the batch and a modified momentum",
-            citation="Lyu et al., Overcoming Recency Bias of Normalization Statistics, NeurIPS 2023",
-            keeps_moments=True,
-            cannot={
-                "large_mean": _NO_PIVOT,
-                "batch_norm_keys": "its balance of tasks is in no batch norm's checkpoint",
-            },
-        ),
-        NormEntry(
-            name="tbbn",
-            title="TBBN",
-            target="contnorm.layers.task_balanced:TaskBalancedNorm",
-            summary="task-balanced batch norm: parts of the stream samples, each with all memory samples",
-            citation="Cha et al., Rebalancing Batch Normalization, CVPR 2023",
-            keeps_moments=True,
-            cannot={
-                "large_mean": _NO_PIVOT,
-                "batch_norm_keys": "its number of tasks is in no batch norm's checkpoint",
-                "vmap": "shapes depend on its number of tasks, which must be the same for all",
-            },
-        ),
-        NormEntry(
-            name="bnt",
-            title="BNT",
-            target="contnorm.layers.balanced:BalancedBatchNorm",
-            summary="BN Tricks: batch norm whose running moments are those of class-balanced batches",
-            citation="Zhou et al., Diagnosing Batch Normalization in Class Incremental Learning, 2022",
-            keeps_moments=True,
-            cannot={"large_mean": _STOCK},
-        ),
-        NormEntry(
-            name="iabn",
-            title="IABN",
-            target="contnorm.layers.instance_aware:InstanceAwareBatchNorm",
-            summary="instance-aware batch norm: corrects the moments for samples that differ from the batch",
-            citation="Gong et al., NOTE, NeurIPS 2022",
-            keeps_moments=True,
-        ),
-        NormEntry(
-            name="rbn",
-            title="RBN",
-            target="contnorm.layers.robust:RobustBatchNorm",
-            summary="robust batch norm: normalizes with a mixture of running and batch moments, and stores it",
-            citation="Yuan et al., RoTTA, CVPR 2023",
-            keeps_moments=True,
-            cannot={
-                "evaluation_uses_running_moments": "training stores the moments that it normalizes with, so evaluation "
-                "of the same batch gives the same output"
-            },
-        ),
-        NormEntry(
-            name="evonorm_s0",
-            title="EvoNorm-S0",
-            target="contnorm.layers.evonorm:EvoNorm",
-            summary="EvoNorm-S0: groups of each sample, with an activation that replaces the one that follows",
-            citation="Liu et al., Evolving Normalization-Activation Layers, NeurIPS 2020",
-            grouped=True,
-            absorbs_activation=True,
-            cannot={"large_mean": "it does not subtract the mean, which costs its gradients their precision"},
-        ),
-        NormEntry(
-            name="frn",
-            title="FRN",
-            target="contnorm.layers.filter_response:FilterResponseNorm",
-            summary="filter response normalization with a thresholded linear unit in place of the activation",
-            citation="Singh and Krishnan, Filter Response Normalization Layer, CVPR 2020",
-            absorbs_activation=True,
-            cannot={"rank2": "an (N, C) input has one value per channel, of which only the sign would remain"},
-        ),
-        NormEntry(
-            name="gn_ws",
-            title="GN + WS",
-            target="contnorm.layers.weight_standardization:WSGroupNorm",
-            summary="group normalization after convolutions with standardized weights",
-            citation="Qiao et al., Micro-Batch Training with Weight Standardization, 2019",
-            grouped=True,
-            standardizes_weights=True,
-            cannot={"large_mean": _STOCK},
-        ),
-    )
-}
-NORMS: Mapping[str, NormEntry] = MappingProxyType(_NORMS)  # read-only view
-track_registry(_NORMS)
+_GROUPED_MOMENTS: dict[str, Any] = {"grouped": True, "keeps_moments": True}
 
 
-_BUILT_IN = frozenset(_NORMS)
+# fmt: off
+_BUILT_INS = (
+    NormInfo("none", "NoNL", "none:NoNorm", "no normalization: the input as it is", _PHAM,
+        cannot={"affine_parameters": "it has no parameters"}),
+    NormInfo("bn", "BN", "batch:BatchNorm", "batch normalization; momentum=None averages all batches equally",
+        "Ioffe and Szegedy, Batch Normalization, ICML 2015", keeps_moments=True, cannot=_STOCK),
+    NormInfo("ln", "LN", "group:LayerNorm", "layer normalization over all channels and positions of a sample",
+        "Ba et al., Layer Normalization, 2016", cannot=_STOCK),
+    NormInfo("in", "IN", "group:InstanceNorm", "instance normalization: each channel of each sample by itself",
+        "Ulyanov et al., Instance Normalization, 2016",
+        cannot={**_STOCK, "rank2": "an (N, C) input has one value per instance, which normalizes to zero"}),
+    NormInfo("gn", "GN", "group:GroupNorm", "group normalization: groups of channels of each sample",
+        "Wu and He, Group Normalization, ECCV 2018", grouped=True, cannot=_STOCK),
+    NormInfo("brn", "BRN", "renorm:BatchRenorm",
+        "batch renormalization: batch moments pulled to the running ones within limits",
+        "Ioffe, Batch Renormalization, NeurIPS 2017", keeps_moments=True),
+    NormInfo("sn", "SN", "switchable:SwitchNorm",
+        "switchable normalization: a learned mixture of IN, LN and BN moments",
+        "Luo et al., Differentiable Learning-to-Normalize, ICLR 2019", keeps_moments=True,
+        cannot={"batch_norm_keys": "its two mixture weights are in no batch norm's checkpoint"}),
+    NormInfo("cn", "CN", "continual:ContinualNorm",
+        "continual normalization: group norm without affine, then batch norm", _PHAM, **_GROUPED_MOMENTS),
+    NormInfo("bn_gn", "BN then GN", "continual:ContinualNorm",
+        "reversed order: batch norm without affine, then group norm", _PHAM, {"order": "bn_gn"}, **_GROUPED_MOMENTS),
+    NormInfo("cn_tied", "CN + tw", "continual:ContinualNorm",
+        "continual normalization with one pair of weights used in both steps", _PHAM, {"tied": True},
+        **_GROUPED_MOMENTS),
+    NormInfo("bn_gn_tied", "BN then GN + tw", "continual:ContinualNorm",
+        "reversed order with one pair of weights used in both steps", _PHAM, {"order": "bn_gn", "tied": True},
+        **_GROUPED_MOMENTS),
+    NormInfo("adab2n", "AdaB2N", "adaptive:AdaptiveBalanceNorm",
+        "batch norm with a learned balance of the tasks in the batch and a modified momentum",
+        "Lyu et al., Overcoming Recency Bias of Normalization Statistics, NeurIPS 2023", keeps_moments=True,
+        cannot={**_NO_PIVOT, "batch_norm_keys": "its balance of tasks is in no batch norm's checkpoint"}),
+    NormInfo("tbbn", "TBBN", "task_balanced:TaskBalancedNorm",
+        "task-balanced batch norm: parts of the stream samples, each with all memory samples",
+        "Cha et al., Rebalancing Batch Normalization, CVPR 2023", keeps_moments=True,
+        cannot={**_NO_PIVOT, "batch_norm_keys": "its number of tasks is in no batch norm's checkpoint",
+            "vmap": "shapes depend on its number of tasks, which must be the same for all"}),
+    NormInfo("bnt", "BNT", "balanced:BalancedBatchNorm",
+        "BN Tricks: batch norm whose running moments are those of class-balanced batches",
+        "Zhou et al., Diagnosing Batch Normalization in Class Incremental Learning, 2022", keeps_moments=True,
+        cannot=_STOCK),
+    NormInfo("iabn", "IABN", "instance_aware:InstanceAwareBatchNorm",
+        "instance-aware batch norm: corrects the moments for samples that differ from the batch",
+        "Gong et al., NOTE, NeurIPS 2022", keeps_moments=True),
+    NormInfo("rbn", "RBN", "robust:RobustBatchNorm",
+        "robust batch norm: normalizes with a mixture of running and batch moments, and stores it",
+        "Yuan et al., RoTTA, CVPR 2023", keeps_moments=True,
+        cannot={"evaluation_uses_running_moments": "training stores the moments that it normalizes with, so evaluation "
+            "of the same batch gives the same output"}),
+    NormInfo("evonorm_s0", "EvoNorm-S0", "evonorm:EvoNorm",
+        "EvoNorm-S0: groups of each sample, with an activation that replaces the one that follows",
+        "Liu et al., Evolving Normalization-Activation Layers, NeurIPS 2020", grouped=True, absorbs_activation=True,
+        cannot={**_BUILT_IN_ACT,
+            "large_mean": "it does not subtract the mean, which costs its gradients their precision"}),
+    NormInfo("frn", "FRN", "filter_response:FilterResponseNorm",
+        "filter response normalization with a thresholded linear unit in place of the activation",
+        "Singh and Krishnan, Filter Response Normalization Layer, CVPR 2020", absorbs_activation=True,
+        cannot={**_BUILT_IN_ACT,
+            "rank2": "an (N, C) input has one value per channel, of which only the sign would remain"}),
+    NormInfo("gn_ws", "GN + WS", "weight_standardization:WSGroupNorm",
+        "group normalization after convolutions with standardized weights",
+        "Qiao et al., Micro-Batch Training with Weight Standardization, 2019", grouped=True, standardizes_weights=True,
+        cannot=_STOCK),
+)
+# fmt: on
+
+_NORMS: dict[str, NormInfo] = {info.name: info for info in _BUILT_INS}
+NORMS: Mapping[str, NormInfo] = MappingProxyType(_NORMS)  # read-only view
+_NAME = re.compile(r"[a-z][a-z0-9_-]*[a-z_]|[a-z]")
 
 
 def norm_names() -> tuple[str, ...]:
@@ -246,15 +177,13 @@ def norm_names() -> tuple[str, ...]:
     return tuple(NORMS)
 
 
-def find_norm(name: str, caller: str = "") -> tuple[NormEntry, int | None]:
-    """Look up a norm by name; return its spec, and the number of groups if the name ends in one.
+def find_norm(name: str) -> tuple[NormInfo, int | None]:
+    """Look up a norm by name; return it, and the number of groups if the name ends in one.
 
     Args:
         name: A name in the registry, case-insensitive. The name of a grouped norm may end in the number of groups.
-        caller: The function named at the start of error messages; empty for none.
 
     Raises:
-        TypeError: If the name is not a string.
         ValueError: For an unknown name; the message suggests similar names.
 
     Example:
@@ -263,56 +192,28 @@ def find_norm(name: str, caller: str = "") -> tuple[NormEntry, int | None]:
         >>> find_norm("BN")[1] is None
         True
     """
-    where = f"{caller}: " if caller else ""
-    if not isinstance(name, str):
-        raise TypeError(f"{where}the norm's name must be a string such as 'cn', got {name!r}.")
     wanted = name.strip().lower()
     if wanted in NORMS:
         return NORMS[wanted], None
     numbered = re.fullmatch(r"([a-z][a-z0-9_-]*?)(?:(?<=\d)-)?(\d+)", wanted)
     if numbered and numbered[1] in NORMS:
-        spec = NORMS[numbered[1]]
-        if spec.grouped:
-            return spec, int(numbered[2])
-        raise ValueError(
-            f"{where}norm {name!r} ends in a number of groups, but {spec.name!r} has no groups. "
-            f"Use {spec.name!r}, or one of the grouped norms: {_listed(grouped=True)}."
-        )
+        info = NORMS[numbered[1]]
+        if not info.grouped:
+            raise ValueError(f"norm {name!r} ends in a number of groups, but {info.name!r} has no groups.")
+        return info, int(numbered[2])
     if load_plugins():
-        return find_norm(name, caller)  # a plugin may have added it
-    near = _match_class_name(wanted) or difflib.get_close_matches(wanted, NORMS, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ValueError(
-        f"{where}unknown norm {name!r}.{hint} There are {len(NORMS)}: {_listed()}. "
-        f"A number of groups may follow {_listed(grouped=True)}, as in 'cn8'."
-    )
+        return find_norm(name)  # a plugin may have added it
+    raise ValueError(f"{unknown('norm', name, NORMS)} A number of groups may follow, as in 'cn8'.")
 
 
-def numbered_name(spec: NormEntry, groups: object) -> str:
+def numbered_name(info: NormInfo, groups: object) -> str:
     """Return the name of a grouped norm with its number of groups, which `find_norm` understands.
 
     Example:
         >>> numbered_name(NORMS["cn"], 8), numbered_name(NORMS["evonorm_s0"], 8)
         ('cn8', 'evonorm_s0-8')
     """
-    return f"{spec.name}{'-' if spec.name[-1].isdigit() else ''}{groups}"
-
-
-def _match_class_name(wanted: str) -> list[str]:
-    """Return the norm whose class name starts with the input, such as ``BatchNorm2d``, ``group_norm``, ``continual``.
-
-    Example:
-        >>> _match_class_name("continualnorm2d"), _match_class_name("c")
-        (['cn'], [])
-    """
-    prefix = re.sub(r"\dd$|[^a-z]", "", wanted)
-    stems = {n: s.target.partition(":")[2].lower() for n, s in NORMS.items() if s.target and not s.preset}
-    matches = [name for name, stem in stems.items() if stem.startswith(prefix)]
-    return matches if len(matches) == 1 and len(prefix) > 3 else []
-
-
-def _listed(grouped: bool = False) -> str:
-    return ", ".join(name for name, spec in NORMS.items() if spec.grouped or not grouped)
+    return f"{info.name}{'-' if info.name[-1].isdigit() else ''}{groups}"
 
 
 def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object) -> nn.Module:
@@ -334,32 +235,145 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
         >>> create_norm("gn32", 64, dim=1)
         GroupNorm1d(64, num_groups=32, eps=1e-05)
     """
-    spec, options = resolve_norm(name, options, "create_norm")
-    return build_norm(spec, num_features, dim, options, "create_norm")
+    info, options = resolve_norm(name, options)
+    return build_norm(info, num_features, dim, options)
 
 
-def resolve_norm(
-    norm: str | LayerFactory | NormEntry, options: dict[str, object], caller: str
-) -> tuple[NormEntry, dict[str, object]]:
-    """Return the spec of a norm by name, class or factory, and the options with the number of groups from the name."""
-    if isinstance(norm, NormEntry):
+def resolve_norm(norm: str | LayerFactory | NormInfo, options: dict[str, object]) -> tuple[NormInfo, dict[str, object]]:
+    """Return a norm by name, class or factory, and the options with the number of groups from the name."""
+    if isinstance(norm, NormInfo):
         return norm, options
     if not isinstance(norm, str):
-        return describe_norm(norm, caller=caller), options
-    spec, groups = find_norm(norm, caller)
+        return describe_norm(norm), options
+    info, groups = find_norm(norm)
     if groups is None:
-        return spec, options
+        return info, options
     if options.get("num_groups", groups) != groups:
+        raise ValueError(f"norm {norm!r} has {groups} groups, but num_groups={options['num_groups']!r} is given too.")
+    return info, {**options, "num_groups": groups}
+
+
+def build_norm(info: NormInfo, num_features: int, dim: Dim, options: Mapping[str, object]) -> nn.Module:
+    """Check the options and create a layer of a norm."""
+    factory = norm_class(info, dim)
+    check_options(info, factory, options)
+    if not info.layers:
+        return factory(num_features, **{**options, **info.preset})
+    try:
+        layer = factory(num_features, **options)
+        if not hasattr(layer, "forward"):
+            raise TypeError(f"it is {layer!r}, not a module")
+        # For `detect_norm`: one class may serve all dimensions, and a factory may return a layer of any class.
+        vars(layer)["_contnorm_dim"] = dim
+    except GroupsError:
+        raise  # the caller suggests another number of groups
+    except Exception as error:  # the user's code raises errors of any type
+        arguments = ", ".join([str(num_features), *(f"{key}={value!r}" for key, value in options.items())])
         raise ValueError(
-            f"{caller}: {norm!r} means {groups} groups, and num_groups={options['num_groups']!r} contradicts it. "
-            f"Give one of the two."
-        )
-    return spec, {**options, "num_groups": groups}
+            f"norm {info.name!r} can't be created with ({arguments}): {type(error).__name__}: {error}"
+        ) from error
+    if info.is_registered:
+        vars(layer)["_contnorm_norm"] = info.name
+    return layer
+
+
+def check_options(info: NormInfo, factory: LayerFactory, options: Mapping[str, object]) -> None:
+    """Raise for an option that the class does not accept, or that contradicts the presets of the norm."""
+    allowed = accepted_options(factory)
+    for key, value in options.items():
+        if key in info.preset and info.preset[key] != value:
+            raise ValueError(f"{key}={value!r} contradicts norm {info.name!r}, which has {key}={info.preset[key]!r}.")
+        if key not in allowed and not accepts_any_option(factory):
+            raise ValueError(f"norm {info.name!r} does not accept {key!r}, only {', '.join(allowed) or 'no options'}.")
+
+
+def norm_class(info: NormInfo, dim: Dim) -> LayerFactory:
+    """Return the class (or the factory) of a norm for 1d, 2d or 3d input."""
+    if dim not in (info.layers or DIMS):
+        raise ValueError(f"norm {info.name!r} has no layer for {dim}d input, only for {[*(info.layers or DIMS)]}.")
+    if info.layers:
+        return info.layers[dim]
+    module, _, stem = info.target.partition(":")
+    cls: type[nn.Module] = getattr(importlib.import_module(f"contnorm.norms.{module}"), f"{stem}{dim}d")
+    return cls
+
+
+def accepted_options(factory: LayerFactory) -> tuple[str, ...]:
+    """Return the names of the arguments of a class or factory, without the first one, the number of channels."""
+    return tuple(layer_parameters(factory))
+
+
+def layer_parameters(factory: LayerFactory) -> dict[str, inspect.Parameter]:
+    """Return the arguments that a class or factory takes by keyword, after the number of channels.
+
+    Example:
+        >>> def scaled_norm(channels, *, temperature=1.0): ...
+        >>> list(layer_parameters(scaled_norm))
+        ['temperature']
+    """
+    parameters = list(inspect.signature(factory).parameters.values())[1:]
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {parameter.name: parameter for parameter in parameters if parameter.kind in by_keyword}
+
+
+def accepts_any_option(factory: LayerFactory) -> bool:
+    """Whether a class or factory has an argument ``**options``."""
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(factory).parameters.values())
 
 
 # --- norms of other packages and programs --------------------------------------------------------------------------
 
-_NAME = re.compile(r"[a-z][a-z0-9_-]*[a-z_]|[a-z]")
+
+def describe_norm(
+    norm: LayerFactory | Mapping[Dim, LayerFactory],
+    name: str | None = None,
+    *,
+    title: str | None = None,
+    summary: str | None = None,
+    citation: str = "",
+    grouped: bool | None = None,
+    keeps_moments: bool | None = None,
+    cannot: Mapping[str, str] | None = None,
+) -> NormInfo:
+    """Describe a class, a factory, or one of them for each dimension, without registering it.
+
+    Example:
+        >>> info = describe_norm(nn.BatchNorm2d)
+        >>> info.name, sorted(info.layers), info.keeps_moments, info.grouped
+        ('BatchNorm2d', [2], True, False)
+    """
+    layers = dict(norm) if isinstance(norm, Mapping) else dict.fromkeys(_dims_of(norm), norm)
+    if not layers or not set(layers) <= set(DIMS) or any(not callable(layer) for layer in layers.values()):
+        raise TypeError(f"{norm!r} is no norm. Give a class of modules, a function, or a dict of them for 1, 2, 3.")
+    first = layers[min(layers)]
+    label = name or str(getattr(first, "__name__", type(first).__name__))
+    doc = (vars(first).get("__doc__") if isinstance(first, type) else first.__doc__) or ""  # not of a base class
+    info = NormInfo(
+        name=label,
+        title=title or label,
+        target="",
+        summary=summary or doc.strip().partition("\n")[0].rstrip(".") or "no description",
+        citation=citation,
+        grouped=all("num_groups" in accepted_options(f) for f in layers.values()) if grouped is None else grouped,
+        keeps_moments=bool(keeps_moments),
+        cannot=dict(cannot if cannot is not None else getattr(first, "cannot", {})),
+        layers=layers,
+        origin=Origin(),
+    )
+    if keeps_moments is not None:
+        return info
+    with importlib.import_module("torch").random.fork_rng(devices=[]):  # a layer may draw its initial values
+        layer = build_norm(info, 64, min(layers), {})
+    return replace(info, keeps_moments=getattr(layer, "running_mean", None) is not None)
+
+
+def _dims_of(layer: LayerFactory) -> tuple[Dim, ...]:
+    """Return the dimensions of a class: one if it derives from a class of torch or this package for one, or all."""
+    for base in getattr(layer, "__mro__", ()):
+        dim = re.fullmatch(r"\w+Norm([123])d", base.__name__)
+        if dim and base.__module__.partition(".")[0] in ("torch", "contnorm"):
+            return (cast(Dim, int(dim[1])),)
+    return DIMS
 
 
 def register_norm(
@@ -416,7 +430,13 @@ def register_norm(
         0.001
         >>> unregister_norm("rms")
     """
-    _check_name(name, exist_ok)
+    if not _NAME.fullmatch(name) or (name in _NORMS and not _NORMS[name].is_registered):
+        raise ValueError(
+            f"register_norm: {name!r} can't be used: lower-case letters, digits, '_' and '-' that start with a letter, "
+            f"do not end in a digit, and are no norm of contnorm."
+        )
+    if name in _NORMS and not exist_ok:
+        raise ValueError(f"register_norm: {name!r} is already registered. Use another name, or exist_ok=True.")
     facts: dict[str, Any] = {
         "title": title,
         "summary": summary,
@@ -427,21 +447,14 @@ def register_norm(
     }
     if layer is None and layers is None:  # a decorator
         return lambda decorated: register_norm(name, decorated, exist_ok=exist_ok, **facts)
-    if layer is not None and layers is not None:
-        raise ValueError("register_norm: give layer or layers, not both.")
-    spec = describe_norm(
-        cast("LayerFactory | Mapping[Dim, LayerFactory]", layers if layer is None else layer),
-        name,
-        caller="register_norm",
-        **facts,
-    )
-    register_spec(replace(spec, origin=current_origin()))
-    return layer if layer is not None else layers
+    norm = cast("LayerFactory | Mapping[Dim, LayerFactory]", layers if layer is None else layer)
+    register_spec(replace(describe_norm(norm, name, **facts), origin=current_origin()))
+    return norm
 
 
-def register_spec(spec: NormEntry) -> None:
+def register_spec(info: NormInfo) -> None:
     """Add a norm to the registry as it is, such as one of another process; it replaces one of the same name."""
-    _NORMS[spec.name] = replace(spec, is_registered=True)
+    _NORMS[info.name] = replace(info, is_registered=True)
 
 
 def unregister_norm(name: str) -> None:
@@ -456,18 +469,6 @@ def unregister_norm(name: str) -> None:
         >>> "mine" in norm_names()
         False
     """
-    if name in _BUILT_IN or name not in _NORMS:
+    if name not in _NORMS or not _NORMS[name].is_registered:
         raise ValueError(f"unregister_norm: {name!r} is not the name of a registered norm.")
     del _NORMS[name]
-
-
-def _check_name(name: object, exist_ok: bool) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(
-            f"register_norm: the name {name!r} is not valid. Use lower-case letters, digits, '_' and '-', starting "
-            f"with a letter and not ending in a digit, which would be a number of groups."
-        )
-    if name in _BUILT_IN:
-        raise ValueError(f"register_norm: {name!r} is a norm of contnorm. Use another name.")
-    if name in _NORMS and not exist_ok:
-        raise ValueError(f"register_norm: {name!r} is already registered. Use another name, or exist_ok=True.")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from contnorm.checks import check_model
-from contnorm.convert.detect import detect_norm
-from contnorm.convert.detected import DetectedNorm
+from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.moments.freeze import is_frozen
+from contnorm.norms.base import MomentNorm
 
 __all__ = ["NormRow", "NormSummary", "summarize"]
 
@@ -32,10 +32,14 @@ class NormRow:
 
 @dataclass(frozen=True)
 class NormSummary:
-    """Table of norm layers. Printing it shows the table; iterating over it yields its rows."""
+    """Table of norm layers. Printing it shows the table; iterating over it yields its rows.
+
+    ``no_batch_norms`` are the norms with running moments that tools which look for torch's batch norms leave alone.
+    """
 
     model: str
     rows: tuple[NormRow, ...]
+    no_batch_norms: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[NormRow]:
         return iter(self.rows)
@@ -58,8 +62,13 @@ class NormSummary:
             for row in table
         ]
         counted = Counter(row.norm for row in self.rows)
-        total = ", ".join(f"{count} {norm}" for norm, count in counted.items())
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], f"{self.model}: {total}"])
+        lines.append(f"{self.model}: " + ", ".join(f"{count} {norm}" for norm, count in counted.items()))
+        if self.no_batch_norms:
+            lines.append(
+                f"update_bn, convert_sync_batchnorm and freezing by class skip {', '.join(self.no_batch_norms)}: use "
+                f"reestimate, convert_sync and freeze_stats."
+            )
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
     __repr__ = __str__
 
@@ -80,51 +89,41 @@ def summarize(model: nn.Module) -> NormSummary:
         2      gn    GroupNorm          16       4  1e-05         -  eval
         Sequential: 1 bn, 1 gn
     """
-    rows = []
-    for name, module in check_model(model, "summarize").named_modules():
+    rows, skipped = [], {}
+    for name, module in model.named_modules():
         result = detect_norm(module)
-        if result is not None:
-            rows.append(_row(name, module, result if isinstance(result, DetectedNorm) else None))
-    return NormSummary(type(model).__name__, tuple(rows))
+        if result is None:
+            continue
+        rows.append(_row(name, module, result if isinstance(result, DetectedNorm) else None))
+        if isinstance(module, MomentNorm) and not isinstance(module, _BatchNorm):
+            skipped[rows[-1].norm] = True
+    return NormSummary(type(model).__name__, tuple(rows), tuple(skipped))
 
 
 def _row(name: str, module: nn.Module, detected: DetectedNorm | None) -> NormRow:
     options = detected.options if detected else {}
+    eps, groups = options.get("eps"), options.get("num_groups")
+    state = ["train" if module.training else "eval"]
+    if getattr(module, "use_running", False) or (detected and detected.constant):
+        state.append("constant")
+    elif is_frozen(module):
+        state.append("frozen")
+    if detected:
+        if detected.synced:
+            state.append("synced")
+        if detected.channels > 1 and groups in (1, detected.channels):
+            state.append("one group" if groups == 1 else "one channel a group")
+        if detected.per_position:
+            state.append("each position")
+        if detected.acts:
+            state.append("then acts")
     return NormRow(
         layer=name or "(the model)",
         norm=detected.norm if detected else "?",
         kind=type(module).__name__,
         channels=str(detected.channels if detected else getattr(module, "num_features", 0) or "?"),
         groups=str(options.get("num_groups", "-")),
-        eps=_short(options.get("eps")),
+        eps=f"{eps:g}" if isinstance(eps, float) else "-",
         momentum=str(options["momentum"]) if "momentum" in options else "-",
-        state=_state(module, detected),
+        state=", ".join(state),
     )
-
-
-def _extreme_groups(detected: DetectedNorm | None) -> list[str]:
-    """Return a mark if the number of groups makes the group step a layer norm or an instance norm."""
-    groups = detected.options.get("num_groups") if detected else None
-    if detected is None or not isinstance(groups, int) or detected.channels == 1:
-        return []
-    return {1: ["one group"], detected.channels: ["one channel a group"]}.get(groups, [])
-
-
-def _short(eps: object) -> str:
-    return f"{eps:g}" if isinstance(eps, float) else "-"
-
-
-def _state(module: nn.Module, detected: DetectedNorm | None) -> str:
-    words = ["train" if module.training else "eval"]
-    if getattr(module, "use_running", False) or (detected and detected.constant):
-        words.append("constant")
-    elif is_frozen(module):
-        words.append("frozen")
-    if detected and detected.synced:
-        words.append("synced")
-    words += _extreme_groups(detected)
-    if detected and detected.per_position:
-        words.append("each position")
-    if detected and detected.acts:
-        words.append("then acts")
-    return ", ".join(words)

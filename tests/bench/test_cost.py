@@ -8,14 +8,12 @@ from statistics import median
 from typing import Any
 
 import pytest
-import torch
 
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.cost import CostModel, Timing, count_steps, estimate_seconds, recorded_timings
-from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.units import plan_units
-from contnorm.bench.records import Store
-from contnorm.bench.runs import load_runs
+from contnorm.bench.engine.execute import plan_groups
+from contnorm.bench.engine.run import Run, RunOptions
+from contnorm.bench.records import Store, load_runs
 
 RECORDS = Path(__file__).resolve().parent.parent.parent / "docs" / "records"
 
@@ -109,8 +107,11 @@ def test_units_are_planned_longest_first_by_records(tmp_path: Path) -> None:
         results = {"matrix": {"correct": [[1]], "total": [2]}, "device": {"kind": "cpu"}, "task_ends": [4250]}
         Store(tmp_path).save(settings, 7, {**results, "seconds": {"train": seconds, "evaluate": 0.0}})
     assert len(recorded_timings(tmp_path)) == 2
-    place = RunEnvironment(tmp_path, Path("data"), torch.device("cpu"))
-    jobs = [Job(settings, seed) for settings in (bn, gn) for seed in range(2)]
-    planned = plan_units(jobs, place)
-    assert [unit.jobs[0].config.norm.name for unit in planned] == ["gn", "gn", "bn", "bn"]
-    assert planned[0].seconds == pytest.approx(9)
+    place = RunOptions(runs=tmp_path, data_root=Path("data"))
+    jobs = [Run(settings, seed) for settings in (bn, gn) for seed in range(2)]
+    assert [group[0].config.norm.name for group in plan_groups(jobs, place)] == ["gn", "gn", "bn", "bn"]
+
+
+def test_samples_of_own_data_are_counted() -> None:
+    own = config(stream={"name": "arrays", "source": "mine"})
+    assert count_steps(own, samples=600) == 60 < count_steps(own)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from contnorm.bench.api.execution import find_device
+from contnorm.bench.engine.run import find_device
 from contnorm.bench.hardware_queues import VARIABLE, request_hardware_queues
 from contnorm.cli.common import importing_torch
 from tests.cli.test_garbage_collection import import_torch_with

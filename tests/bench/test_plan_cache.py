@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import PlanCache
 from contnorm.errors import UserError

@@ -1,356 +1,298 @@
-"""Records in a runs folder: writing, loading, searching, seals, and checks of identity."""
+"""Records: what is saved, checked and read, from folders and from archives, and the pandas table of them."""
 
+from __future__ import annotations
+
+import gzip
 import json
-import math
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from contnorm.atomic_files import write_atomically
-from contnorm.bench.config.schema import NormConfig, RunConfig, from_dict
-from contnorm.bench.records import SCHEMA, Store, seal_of, spread_over_seeds
+from contnorm.bench.config.schema import from_dict
+from contnorm.bench.metrics.accuracy_matrix import SCORES
+from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.records import Runs, Store, load_runs, make_record, seal_of, spread_over_seeds
 from contnorm.errors import UserError
+from tests.committed_records import COARSE_GRID, COCOSEQ, FOLDER, contents_of
 
-ROOT = Path(__file__).resolve().parents[2]
-
-RESULTS = {"matrix": {"correct": [[5, None], [4, 6]], "total": [10, 10]}, "drift": {}, "seconds": {}}
-
-
-def test_saved_record_loads_with_equal_content(tmp_path: Path) -> None:
-    store, config = Store(tmp_path), RunConfig()
-    for seed in (3, 1):
-        assert not store.has(config, seed)
-        store.save(config, seed, RESULTS)
-    (record, other) = store.find(config.hash[:4])
-    assert (record.seed, other.seed) == (1, 3) and record.config == config
-    assert record.score("acc") == 50 and [r.seed for r in store] == [1, 3]
-    raw = json.loads(store.path(config, 1).read_text())
-    assert raw["schema"] == SCHEMA and raw["hash"] == config.hash
+CONFIGS = [
+    from_dict({"norm": {"name": norm}, "strategy": {"name": "er"}, "train": {"lr": lr, "batch": batch}})
+    for norm, lr, batch in (("bn", 0.03, 10), ("cn", 0.03, 10), ("cn", 0.1, 20))
+]
+FIELDS: dict[str, Any] = {
+    "seconds": {"train": 12.5},
+    "device": {"kind": "cpu", "name": "a processor"},
+    "versions": {"torch": "2.11.0"},
+}
+Raw = dict[str, Any]
 
 
-def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.json"
-    write_atomically(path, b"old")
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
-    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask(), "readable by whom the user lets read"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three runs of seeds 0 to 2, where seed 2 of the last one diverged."""
+    store = Store(tmp_path / "runs")
+    for number, config in enumerate(CONFIGS):
+        for seed in range(3 if number < 2 else 2):
+            matrix = {"correct": [[5, None], [4 + number, 6 + seed]], "total": [10, 10]}
+            store.save(config, seed, {"matrix": matrix, **FIELDS})
+    store.save_diverged(CONFIGS[2], 2, "seed 2: the loss is nan.", FIELDS)
+    return tmp_path / "runs"
 
 
-def _umask() -> int:
-    os.umask(mask := os.umask(0))
-    return mask
+@pytest.fixture
+def runs(folder: Path) -> Runs:
+    return load_runs(folder)
+
+
+def first_file(folder: Path) -> Path:
+    return folder / CONFIGS[0].hash / "0.json"
+
+
+def rewrite(path: Path, change: Callable[[Raw], object]) -> None:
+    """Change a record, with a new seal, so that nothing but its content is odd."""
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps({**raw, "seal": seal_of(raw)}))
+
+
+def test_saved_record_loads_as_it_was_made(folder: Path) -> None:
+    record = Store(folder).load(first_file(folder))
+    made = make_record(CONFIGS[0], 0, {"matrix": {"correct": [[5, None], [4, 6]], "total": [10, 10]}, **FIELDS})
+    assert record.raw == made.raw and record == made
+    assert record.raw["seal"] == seal_of(record.raw) and record.raw["schema"] == 3
+    assert (record.hash, record.score("acc"), record.task_ends) == (CONFIGS[0].hash, 50.0, [1, 2])
+    assert record.path == first_file(folder)
+
+
+def test_diverged_run_is_kept_apart_and_does_not_replace_a_finished_one(folder: Path, runs: Runs) -> None:
+    (diverged,) = runs.diverged
+    assert (diverged.status, diverged.reason) == ("diverged", "seed 2: the loss is nan.")
+    assert diverged.raw["device"] == FIELDS["device"]
+    store = Store(folder)
+    assert store.is_diverged(CONFIGS[2], 2) and not store.has(CONFIGS[2], 2)
+    assert store.diverged_seeds(CONFIGS[2]) == {2: "seed 2: the loss is nan."}
+    assert store.seeds(CONFIGS[2], range(10)) == {0, 1}
+    store.save_diverged(CONFIGS[2], 0, "no")
+    assert store.has(CONFIGS[2], 0)
+    with pytest.raises(UserError, match="has no scores, because the run diverged"):
+        store.load(store.path(CONFIGS[2], 2))
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "change",
     [
-        ("{", "is not a valid record"),
-        ("{}", "is not a valid record .without config, matrix, schema, seed, status"),
-        ("[]", "is not a valid record .not a JSON object"),
-        ("caf\xe9", "is not a valid record .'utf-8' codec"),
-        (json.dumps({"schema": "x"}), "is not a valid record .schema='x' must be a whole number"),
-        (json.dumps({"schema": 1, "config": {}}), "is not a valid record .without matrix, seed"),
-        (json.dumps({"schema": 1, "config": [], "seed": 0, **RESULTS}), "is not a valid record"),
-        (json.dumps({"schema": 1, "config": {}, "seed": "x", **RESULTS}), "is not a valid record .seed='x' must be"),
-        (json.dumps({"schema": 1, "config": {}, "seed": 0, "matrix": {"correct": [[11]], "total": [10]}}), "11 right"),
-        (json.dumps({"schema": 1, "config": {}, "seed": 0, "matrix": 3}), "is not a valid record"),
-        (json.dumps({"schema": 1, "config": {}, "seed": 0, **RESULTS, "matrix_running": {}}), "is not a valid record"),
-        (json.dumps({"schema": 99}), "is a record of schema 99.*Upgrade contnorm"),
+        lambda raw: raw.update(schema=2),
+        lambda raw: raw.pop("seed"),
+        lambda raw: raw.update(seed=True),
+        lambda raw: raw.update(status="paused"),
+        lambda raw: raw.update(hash="0" * 12),
+        lambda raw: raw["config"]["train"].update(lr="fast"),
+        lambda raw: raw["config"].update(speed={}),
+        lambda raw: raw.update(config=[]),
+        lambda raw: raw.pop("matrix"),
+        lambda raw: raw["matrix"].update(correct=[[11, None], [4, 6]]),
+        lambda raw: raw["matrix"].update(correct=[[5, None], [None, 6]]),
+        lambda raw: raw["matrix"].update(total=["many", 10]),
+        lambda raw: raw.update(matrix_running={"correct": [[5]], "total": [10]}),
+        lambda raw: raw.update(drift={"by_task": [{"norm1": {"mean": "far"}}]}),
+        lambda raw: raw.update(task_ends=[1.5]),
+        lambda raw: raw.update(versions="1.0"),
     ],
 )
-def test_invalid_file_is_named_in_the_error(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "0.json"
-    path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(UserError, match=message) as raised:
+def test_invalid_record_is_a_problem_and_others_are_read(folder: Path, change: Callable[[Raw], object]) -> None:
+    rewrite(first_file(folder), change)
+    runs = load_runs(folder)
+    assert len(runs) == 7 and len(runs.problems) == 1
+    assert runs.problems[0].startswith(f"{first_file(folder)}: is not a valid record (")
+    assert runs.where(norm="cn").problems == runs.problems
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "null", '{"schema": 3}'])
+def test_file_that_is_no_record_is_named(folder: Path, content: str) -> None:
+    first_file(folder).write_text(content)
+    with pytest.raises(UserError, match=r"0\.json: is not a valid record"):
+        load_runs(first_file(folder))
+    assert Store(folder).has(CONFIGS[0], 0), "a run does not replace it"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda raw: raw.update(classes={}), "its groups 0"),
+        (lambda raw: raw["classes"]["groups"].pop(), "its groups"),
+        (lambda raw: raw["labels"]["tally"].pop(), "a tally of"),
+        (lambda raw: raw["labels"].pop("own"), "not label statistics"),
+    ],
+)
+def test_broken_multilabel_record_is_reported(tmp_path: Path, spoil: Callable[[Raw], object], message: str) -> None:
+    record = load_runs(COCOSEQ).records[0]
+    path = Store(tmp_path).path(record.config, record.seed)
+    path.parent.mkdir()
+    path.write_text(json.dumps(record.raw))
+    assert Store(tmp_path).load(path).multi_label
+    with pytest.raises(UserError, match="is multi-label and has no accuracies"):
+        _ = record.matrix
+    rewrite(path, spoil)
+    with pytest.raises(UserError, match=message):
         Store(tmp_path).load(path)
-    assert str(raised.value).startswith(f"{path}: ") and "\n" not in str(raised.value)
 
 
-def test_invalid_record_does_not_hide_others(tmp_path: Path) -> None:
-    store, config = Store(tmp_path), RunConfig()
-    for seed in (0, 1, 10, 2):
-        store.save(config, seed, RESULTS)
-    store.path(config, 1).write_text("{")
-    for loaded in (store.load_all(), store.search(config.hash[:4]), store.search(str(tmp_path))):
-        assert [record.seed for record in loaded.records] == [0, 2, 10]
-        assert len(loaded.problems) == 1 and "1.json: is not a valid record" in loaded.problems[0]
-        assert loaded.problems[0].endswith("Delete it to run it again.")
-    with pytest.raises(UserError, match=r"1\.json: is not a valid record"):
-        store.find(config.hash)
+def test_changed_record_does_not_match_its_seal(folder: Path) -> None:
+    raw = json.loads(first_file(folder).read_text())
+    first_file(folder).write_text(json.dumps({**raw, "commit": "other"}))
+    assert "does not match its seal" in load_runs(folder).problems[0]
 
 
-def test_search_in_a_folder_of_runs(tmp_path: Path) -> None:
-    store = Store(tmp_path / "runs")
-    configs = [RunConfig(), RunConfig(norm=NormConfig("cn"))]
-    for config in configs:
-        store.save(config, 0, RESULTS)
-    loaded = Store(tmp_path / "elsewhere").search(str(tmp_path / "runs"))
-    assert {record.config.hash for record in loaded.records} == {config.hash for config in configs}
-    assert len(Store(tmp_path).search(str(tmp_path / "runs" / configs[0].hash)).records) == 1
-    with pytest.raises(UserError, match=r"2 runs: \w+, \w+\."):
-        store.find(str(tmp_path / "runs"))
+def test_record_under_the_name_of_another_is_a_problem(folder: Path, tmp_path: Path) -> None:
+    path = first_file(folder)
+    path.rename(path.with_name("9.json"))
+    assert "9.json: is the record of run" in load_runs(folder).problems[0]
+    path.with_name("9.json").rename(tmp_path / "copy.json")
+    assert len(load_runs(tmp_path / "copy.json")) == 1, "a copy elsewhere may have any name"
 
 
-def test_search_for_a_missing_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no finished run 'abc'"):
-        Store(tmp_path).find("abc")
+def test_infinite_drift_is_left_out() -> None:
+    drift = {"by_task": [{"norm1": {"mean": float("inf"), "var": 1.0}}]}
+    record = make_record(CONFIGS[0], 0, {"matrix": {"correct": [[5]], "total": [10]}, "drift": drift})
+    assert record.drift == {} and record.raw["drift"] == drift
 
 
-def write_note(store: Store, config: RunConfig, seed: int, reason: str, schema: int = 2) -> Path:
-    """A divergence note as schemas 1 and 2 wrote it, instead of a record."""
-    identity = {} if schema == 1 else {"hash": config.hash, "seed": seed}
-    content = {"schema": schema, **identity, "lost": reason}
-    path = store.path(config, seed).with_name(f"{seed}.lost.json")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content if schema == 1 else content | {"seal": seal_of(content)}))
-    return path
+def test_all_kinds_of_paths_are_loaded(folder: Path, runs: Runs, tmp_path: Path) -> None:
+    runs.save(tmp_path / "all.jsonl.gz")
+    runs.save(tmp_path / "all.jsonl")
+    for archive in ("all.jsonl.gz", "all.jsonl"):
+        loaded = load_runs(str(tmp_path / archive))
+        assert loaded.records == runs.records == list(runs) and len(runs) == 8
+        assert loaded.diverged == runs.diverged
+    assert len(load_runs(tmp_path)) == 8, "a folder of archives, with copies"
+    last = folder / CONFIGS[2].hash
+    assert repr(load_runs(last)) == "Runs(1 runs, 2 records, 1 diverged, 0 problems)"
+    assert len(load_runs(last / "0.json")) == 1 and len(load_runs(last / "2.json").diverged) == 1
+    with pytest.raises(UserError, match="no such file"):
+        load_runs(tmp_path / "other")
 
 
-def save_diverged(store: Store, config: RunConfig, seed: int, reason: str) -> Path:
-    return store.save_diverged(config, seed, reason, {"commit": "c0ffee"})
+def test_archive_bytes_depend_on_the_records_only(runs: Runs, tmp_path: Path) -> None:
+    runs.save(tmp_path / "a.jsonl.gz")
+    Runs(runs.records[::-1], runs.diverged).save(tmp_path / "b.jsonl.gz")
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
 
 
-def note_1(store: Store, config: RunConfig, seed: int, reason: str) -> Path:
-    return write_note(store, config, seed, reason, schema=1)
+def test_archives_are_read_only_and_count_as_recorded(runs: Runs, tmp_path: Path) -> None:
+    runs.save(tmp_path / "a.jsonl.gz")
+    for store in (Store(tmp_path / "a.jsonl.gz"), Store(tmp_path)):
+        assert store.has(CONFIGS[0], 0) and store.is_diverged(CONFIGS[2], 2) and not store.has(CONFIGS[2], 2)
+        assert store.load_run(CONFIGS[0], 1).seed == 1
+        assert [record.seed for record in store.load_seeds(CONFIGS[1], [0, 2, 7])] == [0, 2]
+    with pytest.raises(UserError, match="archives are read-only"):
+        Store(tmp_path / "a.jsonl.gz").save(CONFIGS[0], 5, {})
 
 
-@pytest.mark.parametrize("save", [save_diverged, write_note, note_1])
-def test_diverged_seeds_are_listed_apart_from_records(tmp_path: Path, save: Any) -> None:
-    """A seed that finished after all is not among them."""
-    config, other, store = RunConfig(), from_dict({"train": {"lr": 0.5}}), Store(tmp_path)
-    save(store, config, 0, "seed 0: an earlier try.")
-    store.save(config, 0, RESULTS)
-    save(store, config, 10, "seed 10: the loss is nan.")
-    save(store, config, 2, "seed 2: the loss is inf.")
-    save(store, other, 1, "seed 1: the loss is inf.")
-    expected = {2: "seed 2: the loss is inf.", 10: "seed 10: the loss is nan."}
-    loaded = store.load_all()
-    assert loaded.problems == [] and [record.seed for record in loaded.records] == [0]
-    assert loaded.diverged == {config.hash: expected, other.hash: {1: "seed 1: the loss is inf."}}
-    assert store.find_one(config.hash).diverged == {config.hash: expected} and list(expected) == [2, 10]
-    assert store.diverged_seeds(config) == expected and list(store.diverged_seeds(config)) == [2, 10]
-    assert store.seeds(config, range(11)) == {0} and not store.is_diverged(config, 0) and store.is_diverged(config, 2)
-    assert [record.seed for record in store] == [0]
+def test_damaged_archive_is_reported_and_the_other_lines_are_read(runs: Runs, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    runs.save(path)
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join([lines[0], b"{}\n", *lines[1:]])))
+    loaded = load_runs(path)
+    assert len(loaded) + len(loaded.diverged) == 9 and loaded.problems[0].startswith(f"{path}:2: is not a valid")
+    path.write_bytes(gzip.compress(b"".join(lines))[:-20])
+    assert "damaged from this line on" in load_runs(path).problems[0]
 
 
-def test_diverged_record_is_sealed_and_has_status_reason_and_environment(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    path = store.save_diverged(RunConfig(), 1, "seed 1: the loss is nan. " + "x" * 5000, {"commit": "c0ffee"})
-    raw = json.loads(path.read_text())
-    assert path == store.path(RunConfig(), 1) and raw["seal"] == seal_of(raw) and raw["commit"] == "c0ffee"
-    assert (raw["schema"], raw["status"], len(raw["reason"])) == (3, "diverged", 2000) and "matrix" not in raw
-    (run,) = store.load_all().diverged_runs
-    assert (run.config, run.hash, run.seed, run.status) == (RunConfig(), RunConfig().hash, 1, "diverged")
-    with pytest.raises(UserError, match=r"1\.json: has no scores.* diverged\. seed 1: the loss is nan"):
-        store.load(path)
+def test_copy_with_other_results_is_reported_once(folder: Path, runs: Runs, tmp_path: Path) -> None:
+    other = make_record(CONFIGS[0], 0, {"matrix": {"correct": [[5, None], [4, 5]], "total": [10, 10]}}, Path("other"))
+    both = Runs.of([*runs.records, *runs.records, other])
+    assert len(both) == 8 and len(both.problems) == 1 and "with different results" in both.problems[0]
 
 
-def test_diverged_record_does_not_replace_a_finished_one(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    path = store.save(RunConfig(), 1, RESULTS)
-    assert json.loads(path.read_text())["status"] == "finished"
-    store.save_diverged(RunConfig(), 1, "seed 1: the loss is nan.")
-    assert store.has(RunConfig(), 1) and store.load(path).status == "finished"
+def test_unread_subfolders_are_named_in_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_runs(folder).save(folder / "timed.jsonl.gz")
+    inner = folder.parent / "more" / "runs"
+    folder.parent.joinpath("more").mkdir()
+    folder.rename(inner)
+    assert len(load_runs(folder.parent / "more")) == 0
+    assert len(caplog.messages) == 1 and "are not read: runs." in caplog.messages[0]
 
 
-@pytest.mark.parametrize("values", [{"status": "ok"}, {"reason": 3}, {"reason": "changed"}, {"hash": "x"}])
-def test_invalid_diverged_record_is_a_problem(tmp_path: Path, values: dict[str, object]) -> None:
-    """As an invalid record of a finished run, it counts as recorded until it is deleted."""
-    store = Store(tmp_path)
-    path = store.save_diverged(RunConfig(), 1, "seed 1: the loss is nan.")
-    (_changed if values == {"reason": "changed"} else _reseal)(path, **values)
-    loaded = store.load_all()
-    assert loaded.diverged == {} and len(loaded.problems) == 1 and loaded.problems[0].startswith(f"{path}: ")
-    assert store.has(RunConfig(), 1) and not store.is_diverged(RunConfig(), 1)
+def test_run_is_found_by_path_and_prefix(folder: Path) -> None:
+    store = Store(folder)
+    assert len(store.find_run(CONFIGS[0].hash[:6])) == len(store.find_run(str(folder / CONFIGS[0].hash))) == 3
+    assert len(store.find(str(folder))) == 8
+    with pytest.raises(UserError, match="has 3 runs"):
+        store.find_run(str(folder))
+    with pytest.raises(UserError, match="no finished run 'feed'"):
+        store.find("feed")
+    gone = from_dict({"train": {"lr": 9.0}})
+    store.save_diverged(gone, 0, "seed 0: the loss is inf.")
+    with pytest.raises(UserError, match=r"all its seeds diverged\. seed 0: the loss is inf"):
+        store.find(gone.hash)
 
 
-def test_unreadable_divergence_note_counts_as_diverged(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    write_note(store, RunConfig(), 2, "seed 2: the loss is inf.").write_text("{")
-    loaded = store.load_all()
-    assert loaded.diverged == {RunConfig().hash: {2: ""}} and len(loaded.problems) == 1
-    assert "2.lost.json" in loaded.problems[0]
+def test_runs_are_grouped(runs: Runs) -> None:
+    groups = runs.by_run()
+    assert [len(group) for group in groups.values()] == [3, 3, 2] or sorted(map(len, groups.values())) == [2, 3, 3]
+    assert len(groups[CONFIGS[2].hash].diverged) == 1
 
 
-@pytest.mark.parametrize("save", [save_diverged, write_note, note_1])
-def test_search_for_a_diverged_run_gives_the_reason(tmp_path: Path, save: Any) -> None:
-    """By its hash, by its folder and by its file."""
-    store = Store(tmp_path)
-    path = save(store, RunConfig(), 1, "seed 1: the loss is nan.")
-    for query in (RunConfig().hash, str(path.parent), str(path)):
-        with pytest.raises(UserError, match=r"has no scores.* diverged\. seed 1: the loss is nan"):
-            store.find(query)
+def test_frame_has_one_row_per_seed_and_all_columns(runs: Runs) -> None:
+    frame = runs.to_frame()
+    assert len(frame) == 9 and list(frame.columns[:4]) == ["hash", "seed", "status", "stream.name"]
+    assert list(frame.columns[-3:]) == ["device", "torch", "seconds"] and set(SCORES) < set(frame.columns)
+    assert frame.loc[frame["train.lr"] == 0.1, "acc"].mean() == pytest.approx(62.5)
+    assert frame["acc"].isna().sum() == 1 and set(frame["torch"]) == {"2.11.0"}
+    assert runs.where(norm="bn").to_frame()["norm.groups"].isna().all(), "batch norm has no groups"
+
+
+def test_frame_has_own_settings_and_multi_label_scores() -> None:
+    config = from_dict({"strategy": {"name": "mine.py:Mine", "code": "0", "temperature": 2.0}})
+    record = make_record(config, 0, {"matrix": {"correct": [[5]], "total": [10]}})
+    assert Runs([record]).to_frame().at[0, "strategy.temperature"] == 2.0
+    frame = load_runs(COCOSEQ).to_frame()
+    assert set(LABEL_SCORES) < set(frame.columns) and "acc" not in frame and len(frame) == 50
+
+
+def test_frame_by_task_has_every_count(runs: Runs) -> None:
+    frame = runs.to_frame(by_task=True)
+    assert len(frame) == 8 * 3 and (frame["accuracy"] == 100 * frame["correct"] / frame["total"]).all()
+    labels = load_runs(COCOSEQ).to_frame(by_task=True)
+    assert {"after_task", "task", "map"} <= set(labels.columns)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json", "parquet"])
+def test_files_have_the_rows_of_the_frame(runs: Runs, tmp_path: Path, suffix: str) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    mixed = Runs([*runs.records, make_record(from_dict({"norm": {"name": "gn", "groups": "auto"}}), 0, {
+        "matrix": {"correct": [[5, None], [4, 6]], "total": [10, 10]}})])  # fmt: skip
+    path = tmp_path / f"runs.{suffix}"
+    mixed.save(path)
+    read = {"csv": pd.read_csv, "json": pd.read_json, "parquet": pd.read_parquet}[suffix](path)
+    assert list(read.columns) == list(mixed.to_frame().columns)
+    assert read["acc"].tolist() == pytest.approx(mixed.to_frame()["acc"].tolist())
+    with pytest.raises(UserError, match=r"unknown format '\.xlsx'"):
+        runs.save(tmp_path / "runs.xlsx")
 
 
 def test_spread_over_seeds() -> None:
-    assert spread_over_seeds([1.0, 2.0, 6.0]) == pytest.approx((3.0, 7**0.5))
-    assert all(map(math.isnan, spread_over_seeds([math.nan, math.nan]))), "forgetting, where there is one task"
+    assert spread_over_seeds([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+    assert str(spread_over_seeds([1.0])) == str(spread_over_seeds([1.0, float("nan")])).replace("(nan", "(1.0")
 
 
-def _changed(path: Path, **values: object) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def _reseal(path: Path, **values: object) -> None:
-    raw = json.loads(path.read_text()) | values
-    path.write_text(json.dumps(raw | {"seal": seal_of(raw)}))
-
-
-def _unsealed(path: Path, **values: object) -> None:
-    """As schema 1 wrote it."""
-    raw = {key: value for key, value in json.loads(path.read_text()).items() if key != "seal"}
-    path.write_text(json.dumps(raw | {"schema": 1} | values))
-
-
-def test_record_is_sealed_unless_of_schema_1(tmp_path: Path) -> None:
-    store, config = Store(tmp_path), RunConfig()
-    path = store.save(config, 0, {**RESULTS, "parts": (1, 2), "by_task": {1: "a", 10: "b", 2: "c"}})
-    assert store.load(path).sealed
-    _unsealed(path)
-    assert not store.load(path).sealed and store.load_all().problems == []
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"matrix": {"correct": [[6, None], [4, 6]], "total": [10, 10]}},
-        {"drift": {"by_task": []}},
-        {"commit": "other"},
-        {"seal": "0" * 64},
-        {"seal": None},
-    ],
-)
-def test_changed_record_does_not_match_its_seal(tmp_path: Path, values: dict[str, object]) -> None:
-    store = Store(tmp_path)
-    for seed in (0, 1):
-        _changed(path := store.save(RunConfig(), seed, RESULTS), **(values if seed else {}))
-    assert [record.seed for record in store.load_all().records] == [0]
-    with pytest.raises(UserError, match=r"1\.json: .*seal"):
-        store.load(path)
-
-
-def test_record_without_its_seal_is_invalid(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    path = store.save(RunConfig(), 0, RESULTS)
-    _unsealed(path, schema=SCHEMA)
-    with pytest.raises(UserError, match="without seal"):
-        store.load(path)
-
-
-@pytest.mark.parametrize("write", [_reseal, _unsealed])
-def test_settings_with_another_hash_are_invalid(tmp_path: Path, write: Any) -> None:
-    store, other = Store(tmp_path), from_dict({"train": {"lr": 0.5}})
-    path = store.save(RunConfig(), 0, RESULTS)
-    write(path, config=other.as_dict())
-    with pytest.raises(UserError, match=f"its hash is '{RunConfig().hash}', but that of its settings is {other.hash}"):
-        store.load(path)
-    write(path, config=RunConfig().as_dict(), hash=None)
-    with pytest.raises(UserError, match="its hash is None"):
-        store.load(path)
-
-
-@pytest.mark.parametrize("write", [_reseal, _unsealed])
-def test_record_with_wrong_folder_or_file_name_is_invalid(tmp_path: Path, write: Any) -> None:
-    store, other = Store(tmp_path), from_dict({"train": {"lr": 0.5}})
-    write(path := store.save(RunConfig(), 0, RESULTS))
-    moved = [store.path(other, 0), store.path(RunConfig(), 7), path.with_name("00.json"), tmp_path / "mine" / "0.json"]
-    for place in moved:
-        place.parent.mkdir(exist_ok=True)
-        place.write_bytes(path.read_bytes())
-    loaded = store.load_all()
-    assert [record.path for record in loaded.records] == [path]
-    assert len(loaded.problems) == 4 and all(
-        any(str(place) in message for message in loaded.problems) for place in moved
+@pytest.mark.parametrize("archive", sorted(FOLDER.rglob("*.jsonl.gz")), ids=lambda path: path.name)
+def test_committed_records_are_valid(archive: Path) -> None:
+    runs = load_runs(archive)
+    assert runs.problems == [] and len(runs) + len(runs.diverged) == len(
+        gzip.decompress(archive.read_bytes()).splitlines()
     )
 
 
-def test_copy_outside_a_runs_folder_may_have_any_name(tmp_path: Path) -> None:
-    """Its names are checked under a folder of runs; its seal and its hash everywhere."""
-    store = Store(tmp_path / "runs")
-    path = store.save(RunConfig(), 3, RESULTS)
-    copies = [tmp_path / "copy.json", tmp_path / "best" / "0.json", path.parent / "copy.json"]
-    for place in copies:
-        place.parent.mkdir(exist_ok=True)
-        place.write_bytes(path.read_bytes())
-        assert [record.seed for record in store.search(str(place)).records] == [3]
-    assert [record.seed for record in store.search(str(tmp_path / "best")).records] == [3]
-    _changed(copies[0], seed=4)
-    with pytest.raises(UserError, match="does not match its seal"):
-        store.search(str(copies[0]))
-
-
-def test_linked_and_current_folder_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Store(tmp_path / "runs").save(RunConfig(), 0, RESULTS)
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "first").symlink_to(path.parent)
-    assert len(Store(tmp_path / "links").load_all().records) == 1
-    monkeypatch.chdir(path.parent)
-    assert len(Store(tmp_path).search(".").records) == 1
-
-
-def test_divergence_note_of_another_run_is_ignored(tmp_path: Path) -> None:
-    store, other = Store(tmp_path), from_dict({"train": {"lr": 0.5}})
-    note = write_note(store, RunConfig(), 1, "seed 1: the loss is nan.")
-    copied = store.path(other, 2).with_name("2.lost.json")
-    copied.parent.mkdir()
-    copied.write_bytes(note.read_bytes())
-    _changed(write_note(store, RunConfig(), 3, "seed 3: the loss is nan."), lost="another reason")
-    loaded = store.load_all()
-    assert loaded.diverged == {RunConfig().hash: {1: "seed 1: the loss is nan.", 3: ""}}
-    assert store.diverged_seeds(other) == {}
-    assert len(loaded.problems) == 2 and any(str(copied) in problem for problem in loaded.problems)
-
-
-def test_seeds_with_different_shapes_are_dropped(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for seed in range(3):
-        store.save(RunConfig(), seed, RESULTS)
-    store.save(RunConfig(), 3, {"matrix": {"correct": [[5]], "total": [10]}})
-    drift = [{"norm1": {"mean": 0.1, "var": 0.2}}]
-    for seed, rows in ((4, drift), (5, drift), (6, drift * 2)):
-        store.save(RunConfig(), seed, {**RESULTS, "drift": {"by_task": rows}})
-    loaded = store.load_all()
-    assert [record.seed for record in loaded.records] == [0, 1, 2, 4, 5]
-    assert "3.json" in loaded.problems[0] and "accuracies of 1 tasks" in loaded.problems[0]
-    assert "6.json" in loaded.problems[1] and "drift" in loaded.problems[1]
-
-
-def test_seeds_with_max_steps_may_reach_different_tasks(tmp_path: Path) -> None:
-    store, config = Store(tmp_path), from_dict({"train": {"max_steps": 3}})
-    for seed, tasks in enumerate((1, 2, 2)):
-        rows = [[5] * tasks for _ in range(tasks)]
-        store.save(
-            config, seed, {"matrix": {"correct": rows, "total": [10] * tasks}, "reached": {"tasks": tasks, "of": 5}}
-        )
-    assert len(store.load_all().records) == 3 and store.load_all().problems == []
-
-
-def test_concurrent_writes_use_different_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on two hosts, or in two containers, that write to one folder."""
-    path, plain = tmp_path / "a.json", os.fsync
-
-    def write_meanwhile(descriptor: int) -> None:
-        monkeypatch.setattr(os, "fsync", plain)
-        write_atomically(path, b"of the other")
-
-    monkeypatch.setattr(os, "fsync", write_meanwhile)
-    write_atomically(path, b"mine")
-    assert path.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [path]
-
-
-def test_atomic_write_does_not_follow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "other.txt"
-    other.write_text("content")
-    monkeypatch.setattr("contnorm.atomic_files.secrets.token_hex", lambda size: "guessed")
-    (tmp_path / ".run.json.guessed").symlink_to(other)
-    with pytest.raises(FileExistsError):
-        write_atomically(tmp_path / "run.json", b"{}")
-    assert other.read_text() == "content" and not (tmp_path / "run.json").exists()
+def test_committed_records_are_selected() -> None:
+    runs = load_runs(COARSE_GRID).where(norm="cn", strategy="er", lr=0.01)
+    (run,) = runs.by_run()
+    matrices = [raw["matrix"] for raw in contents_of(run, COARSE_GRID).values()]
+    accuracies = [100 * np.mean(np.array(one["correct"][-1]) / np.array(one["total"])) for one in matrices]
+    assert [record.score("acc") for record in runs] == pytest.approx(accuracies)

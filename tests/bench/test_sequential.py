@@ -1,4 +1,4 @@
-"""The staged rule: stages, levels, intervals and verdicts, compared with SciPy and with hand-worked cases."""
+"""The rule of comparisons: levels, intervals and verdicts, compared with published tables and with SciPy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from contnorm.bench.sequential import (
-    ALPHA,
-    STAGES,
-    Decision,
+    LOOKS,
+    Verdict,
+    crossing_levels,
     decide_differences,
-    reachable,
+    decide_family,
+    looks_up_to,
+    nominal_levels,
+    reach,
     seeds_for_difference,
-    stage_level,
-    stage_seeds,
-    stage_weight,
-    stages_up_to,
+    with_chance,
 )
-from contnorm.bench.stats import equivalence_probability
 from contnorm.errors import UserError
 
 
@@ -30,26 +29,71 @@ def draw(seeds: int, mean: float = 0.0, std: float = 1.0, seed: int = 0) -> list
     return np.random.default_rng(seed).normal(mean, std, size=seeds).tolist()
 
 
-def test_stages_double_and_weights_stay_below_one() -> None:
-    assert tuple(stage_seeds(k) for k in range(5)) == STAGES == (8, 16, 32, 64, 128)
-    assert [stage_weight(k) for k in range(5)] == [0.05, 0.10, 0.15, 0.25, 0.35]
-    assert stage_weight(5) == 0.025 and stage_weight(6) == 0.0125
-    assert math.fsum(stage_weight(k) for k in range(200)) == pytest.approx(0.95)
+def normal_bounds(sizes: tuple[int, ...], spent: list[float]) -> list[float]:
+    """Critical values of normal test statistics."""
+    return [float(stats.norm.isf(level / 2)) for level in crossing_levels(sizes, spent)]
 
 
-def test_stages_up_to_a_limit() -> None:
-    assert stages_up_to(8) == (8,) and stages_up_to(127) == (8, 16, 32, 64) and stages_up_to(300)[-1] == 256
-    with pytest.raises(UserError, match="max_seeds=7: use 8 or more"):
-        stages_up_to(7)
+def test_critical_values_equal_published_tables() -> None:
+    """Lan and DeMets 1983, spending alpha * t; R's gsDesign (sfLDOF, one-sided 0.025, k=3); Pocock 1977."""
+    linear = normal_bounds((1, 2, 3, 4, 5), [0.01, 0.02, 0.03, 0.04, 0.05])
+    assert linear == pytest.approx([2.576, 2.490, 2.411, 2.34, 2.28], abs=0.005)
+    obrien_fleming = [4 * stats.norm.sf(stats.norm.isf(0.0125) / math.sqrt(k / 3)) for k in (1, 2, 3)]
+    assert normal_bounds((1, 2, 3), obrien_fleming) == pytest.approx([3.710303, 2.511427, 1.993048], abs=2e-6)
+    for looks, constant in {2: 2.178, 3: 2.289, 4: 2.361, 5: 2.413}.items():  # the same bound at each look
+        spent = [crossing_probability(constant, k) for k in range(1, looks + 1)]
+        assert spent[-1] == pytest.approx(0.05, abs=2e-4)
+        assert normal_bounds(tuple(range(1, looks + 1)), spent) == pytest.approx([constant] * looks, abs=1e-3)
+
+
+def crossing_probability(bound: float, looks: int) -> float:
+    """Probability that any of some equally spaced looks exceeds a bound, by the multivariate normal distribution."""
+    k = np.arange(1, looks + 1)
+    covariance = np.sqrt(np.minimum.outer(k, k) / np.maximum.outer(k, k))
+    inside = stats.multivariate_normal.cdf(
+        [bound] * looks, cov=covariance, lower_limit=[-bound] * looks, abseps=1e-7, releps=1e-7, rng=0
+    )
+    return float(1 - inside)
+
+
+@pytest.mark.parametrize("cases", [1, 4, 74, 10_000])
+def test_intervals_of_a_larger_alpha_lie_within(cases: int) -> None:
+    """Holm's procedure may go on from look to look only if this holds at each look."""
+    strict, loose = nominal_levels(LOOKS, 0.05 / cases), nominal_levels(LOOKS, 0.05 / cases * 1.05)
+    assert all(a < b for a, b in zip(strict, loose, strict=True))
+    assert strict[0] == pytest.approx(0.95 * 0.05 / cases * 16 / 128) and sum(strict) > 0.95 * 0.05 / cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [1, 28])
+def test_t_statistics_cross_at_most_as_often_as_alpha(cases: int) -> None:
+    """Over all looks, with the variance estimated: four standard errors of the simulation below 5 % more than alpha."""
+    generator, n = np.random.default_rng(cases), np.array(LOOKS)
+    critical = stats.t.isf(np.array(nominal_levels(LOOKS, 0.05 / cases)) / 2, n - 1)
+    trials, crossed = 1_000_000, 0
+    for _ in range(trials // 50_000):
+        values = generator.normal(size=(50_000, LOOKS[-1]))
+        sums, squares = values.cumsum(axis=1)[:, n - 1], (values**2).cumsum(axis=1)[:, n - 1]
+        t = sums / n / np.sqrt((squares - sums**2 / n) / (n - 1) / n)
+        crossed += int((np.abs(t) > critical).any(axis=1).sum())
+    rate = cases * crossed / trials
+    assert rate == pytest.approx(0.0495, abs=0.001 + 4 * math.sqrt(0.05 * cases / trials))
+
+
+def test_looks_up_to_a_limit() -> None:
+    assert LOOKS == (16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128)
+    assert looks_up_to(16) == (16,) and looks_up_to(39) == (16, 24, 32) and looks_up_to(1000) == LOOKS
+    with pytest.raises(UserError, match="max_seeds=15: use 16 or more"):
+        looks_up_to(15)
 
 
 @pytest.mark.parametrize("cases", [1, 7])
-def test_interval_of_a_stage_equals_scipy(cases: int) -> None:
-    values = draw(32, 0.3)
+def test_interval_of_a_look_equals_scipy(cases: int) -> None:
+    values = draw(39, 0.3)
     decision = decide_differences(values, cases=cases)
-    assert [look.seeds for look in decision.looks] == [8, 16, 32]
-    for look, weight in zip(decision.looks, (0.05, 0.10, 0.15), strict=True):
-        expected = stats.ttest_1samp(values[: look.seeds], 0.0).confidence_interval(1 - 0.05 / cases * weight)
+    assert [look.seeds for look in decision.looks] == [16, 24, 32]
+    for look, level in zip(decision.looks, nominal_levels((16, 24, 32), 0.05 / cases), strict=True):
+        expected = stats.ttest_1samp(values[: look.seeds], 0.0).confidence_interval(1 - level)
         assert look.interval == pytest.approx((expected.low, expected.high))
         assert look.mean == pytest.approx(np.mean(values[: look.seeds]))
 
@@ -59,6 +103,43 @@ def test_interval_in_force_is_the_intersection() -> None:
     intervals = [look.interval for look in decision.looks]
     assert decision.interval == (max(i.low for i in intervals if i), min(i.high for i in intervals if i))
     assert decision.seeds == decision.pairs == 64 and decision.mean == decision.looks[-1].mean
+
+
+def by_seed(values: list[float]) -> dict[int, float]:
+    return dict(enumerate(values, 100))
+
+
+def test_family_decides_by_holm() -> None:
+    """The sign of one question, once decided, lends its error rate to the others, but not to the margin."""
+    values = np.array(draw(16))
+    values = (values - values.mean()) / values.std(ddof=1)
+    half = decide_differences(values.tolist(), cases=2).interval.high  # type: ignore[union-attr]
+    nearly, clear = (values + 0.97 * half).tolist(), (values + 9).tolist()
+    assert decide_differences(nearly, cases=2).outcome == "undecided"
+    alone = {name: decide_differences(row, margin=1.9 * half) for name, row in (("a", nearly), ("b", clear))}
+    decided = decide_family(alone)
+    assert [one.outcome for one in decided.values()] == ["higher", "higher"]
+    assert decided["a"].interval == decide_differences(nearly).interval
+    assert alone["a"].outcome == "higher, within the margin"  # as a family of its own
+    assert decide_family({"a": alone["a"]}, size=2)["a"].outcome == "undecided"
+    assert decide_family({"a": alone["a"]}) == {"a": alone["a"]} and decide_family({}) == {}
+
+
+def test_exploratory_family_decides_by_benjamini_and_hochberg() -> None:
+    """The nominal p values of a single look, decided by SciPy's procedure."""
+    rows = [draw(16, mean, seed=seed) for seed, mean in enumerate([0.0, 0.6, 0.8, 0.9, 1.0, 1.2])]
+    cases = {k: decide_differences(row) for k, row in enumerate(rows)}
+    p = [stats.ttest_1samp(row, 0.0).pvalue / (0.95 * 16 / 128) for row in rows]
+    expected = [q <= 0.05 for q in stats.false_discovery_control(np.minimum(p, 1))]
+    decided = decide_family(cases, correction="benjamini-hochberg")
+    assert [one.outcome != "undecided" for one in decided.values()] == expected
+    assert 1 < sum(expected) < len(expected)
+    assert sum(one.is_decided for one in decide_family(cases).values()) < sum(expected)
+
+
+def test_diverged_seed_counts_as_chance_in_the_sensitivity_line() -> None:
+    scores = with_chance(by_seed(draw(15, 70.0)), {115}, chance=20.0)
+    assert scores[115] == 20.0 and len(scores) == 16
 
 
 @pytest.mark.parametrize(
@@ -77,68 +158,95 @@ def test_verdict_of_a_difference(mean: float, std: float, margin: float, verdict
     values = np.array(draw(16))
     values = mean + std * (values - values.mean()) / values.std()  # of exactly this mean
     decision = decide_differences(values.tolist(), margin=margin)
-    assert decision.verdict == verdict and decision.is_decided == (verdict != "undecided")
-    assert decision.within_margin == (verdict == "equivalent" or verdict.endswith("the margin"))
+    assert decision.outcome == verdict and decision.is_decided == (verdict != "undecided")
 
 
-def test_verdict_as_text() -> None:
-    assert str(decide_differences([0.5, 0.6] * 4)).startswith(
-        "higher by 0.55 points, within the margin of 1 point (int"
+@pytest.mark.parametrize(
+    ("differences", "margin", "sentence"),
+    [
+        ([0.5, 0.6] * 8, 1.0, "cn is higher than bn in ACC by 0.55 points, within the margin of 1 point (interval +0."),
+        ([-2.0, -1.5] * 8, 1.0, "cn is lower than bn in ACC by 1.75 points (interval -"),
+        ([0.1, -0.1] * 8, 2.0, "cn and bn are equivalent in ACC within the margin of 2 points, mean difference "),
+        ([5.0, -6.0] * 8, 1.0, "Undecided whether cn or bn is higher in ACC: mean difference -0.50 (interval -"),
+        ([5.0, 4.0], 1.0, "Undecided whether cn or bn is higher in ACC: mean difference +4.50 (2 shared seeds, 95 % "
+         "interval without correction -1.85 to +10.85); the first look needs 16 seeds."),
+        ([5.0], 1.0, "Undecided whether cn or bn is higher in ACC: mean difference +5.00 (1 shared seed); the first "
+         "look needs 16 seeds."),
+        ([], 1.0, "Undecided whether cn or bn is higher in ACC: no shared seed; the first look needs 16."),
+    ],
+)  # fmt: skip
+def test_sentence_of_a_verdict(differences: list[float], margin: float, sentence: str) -> None:
+    verdict = decide_differences(differences, margin=margin, score="acc", names=("cn", "bn"))
+    assert str(verdict).startswith(sentence) and "<p>cn" in verdict._repr_html_().replace(
+        "<p>Undecided whether ", "<p>"
     )
-    assert str(decide_differences([0.1, -0.1] * 4, margin=2)).startswith(
-        "equivalent within the margin of 2 points, mean"
+
+
+def test_plan_has_the_seeds_of_true_differences() -> None:
+    values = draw(20, std=1.5)
+    plan = decide_differences(values).plan
+    std = float(np.std(values, ddof=1))
+    assert (
+        f"of 0.5 points {seeds_for_difference(std, 0.5) or 'over 128'}, 1 point {seeds_for_difference(std, 1.0)}"
+        in plan
     )
-    assert str(decide_differences([5.0, -6.0] * 4)).startswith("undecided, mean difference -0.50 (interval -")
-    assert str(decide_differences([5.0] * 7)) == "undecided (0 seeds, a stage needs 8)"
+    assert f"{reach(std)}" in plan and decide_differences([1.0, 1.0]).plan == ""
 
 
-def test_seeds_beyond_a_stage_and_exploratory_seeds_do_not_count() -> None:
-    values = draw(15, 1.0)
-    assert decide_differences(values) == decide_differences(values[:8])
-    by_seed = dict(enumerate(values, 100)) | dict.fromkeys(range(5), -50.0)
-    assert decide_differences(by_seed) == decide_differences(values[:8])
-    assert decide_differences(dict(enumerate(values, 0)), first_seed=0).seeds == 8
+def test_seeds_beyond_a_look_and_exploratory_seeds_do_not_count() -> None:
+    values = draw(23, 1.0)
+    assert decide_differences(values).interval == decide_differences(values[:16]).interval
+    assert (
+        decide_differences(by_seed(values) | dict.fromkeys(range(5), -50.0)).looks == decide_differences(values).looks
+    )
+    assert decide_differences(dict(enumerate(values, 0)), first_seed=0).seeds == 16
+    assert decide_differences(draw(150)).looks == decide_differences(draw(150)[:128]).looks  # the rule ends there
 
 
-def test_stage_with_a_missing_seed_does_not_count() -> None:
-    by_seed = dict(enumerate(draw(16, 5.0), 100))
-    del by_seed[112]
-    assert decide_differences(by_seed).seeds == 8
-    del by_seed[100]
-    decision = decide_differences(by_seed)
-    assert decision.verdict == "undecided" and decision.seeds == 0 and decision.interval is None
+def test_look_with_a_missing_seed_does_not_count() -> None:
+    values = by_seed(draw(24, 5.0))
+    del values[118]
+    assert decide_differences(values).seeds == 16
+    del values[100]
+    decision = decide_differences(values)
+    assert decision.outcome == "undecided" and decision.seeds == 0 and decision.interval is None
 
 
 def test_diverged_seed_is_left_out_and_named() -> None:
-    values = draw(8, 5.0)
+    values = draw(16, 5.0)
     with_nan = decide_differences([*values[:3], math.nan, *values[4:]])
-    by_seed = {seed: value for seed, value in enumerate(values, 100) if seed != 103}
-    named = decide_differences(by_seed, diverged=[103])
+    finished = {seed: value for seed, value in enumerate(values, 100) if seed != 103}
+    named = decide_differences(finished, diverged=[103])
     remaining = values[:3] + values[4:]
-    expected = stats.ttest_1samp(remaining, 0.0).confidence_interval(1 - 0.05 * 0.05)
+    expected = stats.ttest_1samp(remaining, 0.0).confidence_interval(1 - 0.95 * 0.05 * 15 / 128)
     for decision in (with_nan, named):
         assert decision.interval == pytest.approx((expected.low, expected.high))
-        assert (decision.seeds, decision.pairs, decision.diverged) == (8, 7, 1)
-        assert "8 seeds, 1 of them diverged" in str(decision)
+        assert (decision.seeds, decision.pairs, decision.diverged) == (16, 15, 1)
+        assert "16 seeds, 1 of them diverged" in str(decision)
+
+
+def test_look_without_a_new_pair_spends_nothing() -> None:
+    values = draw(24, 1.0)
+    decision = decide_differences(values[:16], diverged=range(116, 124))
+    assert decision.looks[1].interval is None and decision.interval == decide_differences(values[:16]).interval
+    assert (decision.seeds, decision.pairs) == (24, 16)
 
 
 def test_all_seeds_diverged_is_undecided() -> None:
-    decision = decide_differences({}, diverged=range(100, 108))
-    assert decision.verdict == "undecided" and decision.seeds == 8 and decision.pairs == 0
-    assert math.isnan(decision.mean) and "8 of them diverged" in str(decision)
+    decision = decide_differences({}, diverged=range(100, 116))
+    assert decision.outcome == "undecided" and decision.seeds == 16 and decision.pairs == 0
+    assert math.isnan(decision.mean) and "16 of them diverged" in str(decision)
 
 
-def test_limit_ends_the_stages() -> None:
+def test_limit_ends_the_looks() -> None:
     values = draw(128)
-    assert decide_differences(values, max_seeds=40).seeds == 32
-    with pytest.raises(UserError, match="max_seeds=4"):
-        decide_differences(values, max_seeds=4)
+    assert decide_differences(values, max_seeds=39).seeds == 32
 
 
-def test_disjoint_stages_are_named_and_the_first_stands() -> None:
-    values = [*([1.0, 1.1] * 4), *([-9.0, -9.1] * 28)]
+def test_disjoint_looks_are_named_and_the_first_stands() -> None:
+    values = [*([1.0, 1.1] * 8), *([-90.0, -90.1] * 24)]
     decision = decide_differences(values)
-    assert decision.conflict and decision.verdict == "higher"
+    assert decision.conflict and decision.outcome == "higher"
     assert "do not overlap" in str(decision)
 
 
@@ -154,12 +262,12 @@ def test_skewed_differences_are_named() -> None:
 )
 def test_argument_out_of_range_is_named(argument: str, value: float) -> None:
     with pytest.raises(UserError, match=f"{argument}={value}: use"):
-        decide_differences(draw(8), **{argument: value})  # type: ignore[arg-type]
+        decide_differences(draw(16), **{argument: value})  # type: ignore[arg-type]
 
 
 @given(
-    st.lists(st.floats(-20, 20), min_size=8, max_size=70),
-    st.integers(1, 40),
+    st.lists(st.floats(-20, 20), min_size=16, max_size=70),
+    st.sampled_from([1, 4, 40]),
     st.floats(0.1, 5),
 )
 @settings(max_examples=60, deadline=None)
@@ -170,53 +278,44 @@ def test_verdict_follows_from_the_interval(values: list[float], cases: int, marg
     mirrored = decide_differences([-value for value in values], cases=cases, margin=margin)
     assert mirrored.interval == pytest.approx((-high, -low))
     swapped = {"higher": "lower", "lower": "higher"}
-    word, comma, rest = decision.verdict.partition(",")
-    assert mirrored.verdict == swapped.get(word, word) + comma + rest
+    word, comma, rest = decision.outcome.partition(",")
+    assert mirrored.outcome == swapped.get(word, word) + comma + rest
     assert (word == "higher") == (low > 0) and (word == "lower") == (high < 0)
-    assert decision.within_margin == (max(-low, high) < margin)
+    within = word == "equivalent" or decision.outcome.endswith("within the margin")
+    assert within == (max(-low, high) < margin)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-1, 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_sign_stands_once_it_is_decided(seed: int, mean: float) -> None:
-    """A later stage may narrow a verdict to the margin, but not take it back."""
+    """A later look may narrow a verdict to the margin, but not take it back."""
     values = draw(128, mean, seed=seed)
-    verdicts = [decide_differences(values[:size]).verdict.partition(",")[0] for size in STAGES]
+    verdicts = [decide_differences(values[:size]).outcome.partition(",")[0] for size in LOOKS]
     decided = [verdict for verdict in verdicts if verdict in ("higher", "lower")]
     assert len(set(decided)) <= 1
     assert not decided or verdicts[verdicts.index(decided[0]) :] == decided
 
 
-@pytest.mark.parametrize(("max_seeds", "cases"), [(8, 1), (32, 5), (128, 37), (256, 1)])
+@pytest.mark.parametrize(("max_seeds", "cases"), [(16, 1), (32, 5), (128, 37)])
 def test_half_width_equals_that_of_a_decision(max_seeds: int, cases: int) -> None:
-    values = np.array(draw(stages_up_to(max_seeds)[-1]))
+    values = np.array(draw(max_seeds))
     values = 1.7 * (values - values.mean()) / values.std(ddof=1)
     interval = decide_differences(values.tolist(), cases=cases).looks[-1].interval
-    reach = reachable(1.7, 1.0, cases, max_seeds)
-    assert interval is not None and reach.half_width == pytest.approx(interval.high)
-    assert reach.is_reachable == (interval.high <= 1) and reach.seeds == len(values)
+    last = reach(1.7, 1.0, cases, max_seeds)
+    assert interval is not None and last.half_width == pytest.approx(interval.high)
+    assert last.is_possible == (interval.high <= 1) and last.seeds == len(values)
 
 
-def test_probability_of_equivalence_equals_a_simulation() -> None:
-    generator, trials = np.random.default_rng(0), 20_000
-    for seeds, margin, level in ((16, 0.5, 0.95), (32, 0.7, 0.99)):
-        values = generator.normal(size=(trials, seeds))
-        half = stats.t.ppf((1 + level) / 2, seeds - 1) * values.std(axis=1, ddof=1) / math.sqrt(seeds)
-        rate = np.mean(np.abs(values.mean(axis=1)) + half < margin)
-        # four binomial standard errors
-        assert equivalence_probability(margin, seeds, level) == pytest.approx(rate, abs=4 * 0.5 / math.sqrt(trials))
-
-
-@pytest.mark.parametrize(("std", "difference", "cases"), [(1.0, 1.0, 1), (1.3, 0.5, 1), (1.3, 0.5, 20), (2.0, 3.0, 4)])
+@pytest.mark.parametrize(("std", "difference", "cases"), [(1.0, 1.0, 1), (1.3, 0.5, 1), (1.3, 0.7, 20)])
 def test_seeds_for_a_difference_have_the_power(std: float, difference: float, cases: int) -> None:
-    """The stage alone has a power of at least 80 %, and the stage before has less, in a simulation."""
+    """The look alone has a power of at least 80 %, and the look before has less, in a simulation."""
     seeds = seeds_for_difference(std, difference, cases)
     assert seeds is not None
     generator, trials = np.random.default_rng(1), 4000
     powers = []
-    for k in (STAGES.index(seeds), STAGES.index(seeds) - 1):
-        values = generator.normal(difference, std, size=(trials, STAGES[k]))
-        level = stage_level(k, cases, ALPHA)
+    for k in (LOOKS.index(seeds), LOOKS.index(seeds) - 1):
+        values = generator.normal(difference, std, size=(trials, LOOKS[k]))
+        level = 1 - nominal_levels(LOOKS, 0.05 / cases)[k]
         low = stats.ttest_1samp(values, 0.0, axis=1).confidence_interval(level).low
         powers.append(np.mean(low > 0))
     error = 4 * math.sqrt(0.8 * 0.2 / trials)  # four binomial standard errors
@@ -225,9 +324,9 @@ def test_seeds_for_a_difference_have_the_power(std: float, difference: float, ca
 
 def test_seeds_for_no_difference_are_unknown() -> None:
     assert seeds_for_difference(1.0, 0.0) is None and seeds_for_difference(1.0, 1e-9) is None
-    assert seeds_for_difference(1.0, math.nan) is None and seeds_for_difference(0.0, 1.0) == 8
+    assert seeds_for_difference(1.0, math.nan) is None and seeds_for_difference(0.0, 1.0) == 16
 
 
-def test_decision_before_the_first_stage_is_undecided() -> None:
+def test_decision_before_the_first_look_is_undecided() -> None:
     decision = decide_differences([])
-    assert isinstance(decision, Decision) and decision.verdict == "undecided" and not decision.looks
+    assert isinstance(decision, Verdict) and decision.outcome == "undecided" and not decision.looks

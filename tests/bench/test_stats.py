@@ -1,23 +1,26 @@
-"""Confidence intervals and paired differences, compared with SciPy and with hand-worked cases."""
+"""Confidence intervals, paired differences and spreads, compared with SciPy and with closed forms."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import stats
 
+from contnorm import bench
 from contnorm.bench.stats import (
-    bootstrap_difference,
-    bootstrap_interval,
-    cohens_d,
-    effect_size,
+    equivalence_probability,
     paired_difference,
+    spread_ratio,
     t_interval,
+    t_test_power,
     variance_ratio_interval,
     welch_interval,
 )
+from contnorm.errors import UserError
 
 OURS = [64.1, 66.0, 65.2, 63.3, 67.9]
 
@@ -38,21 +41,13 @@ def test_t_interval_equals_scipy() -> None:
 
 
 def test_intervals_of_one_value_or_nan_are_none() -> None:
-    assert t_interval([1.0]) is None and bootstrap_interval([1.0]) is None and welch_interval([1.0], 1, 1, 5) is None
-    assert t_interval([1.0, math.nan]) is None and bootstrap_interval([1.0, math.nan]) is None
-    assert math.isnan(effect_size([1.0])) and math.isnan(effect_size([2.0, 2.0]))
+    assert t_interval([1.0]) is None and welch_interval([1.0], 1, 1, 5) is None
+    assert t_interval([1.0, math.nan]) is None
 
 
 def test_welch_interval_without_a_deviation_is_none() -> None:
     assert welch_interval([3.0, 3.0], 1.0, 0.5, 5) is None and welch_interval([3.0, 3.1], 1.0, 0.0, 5) is None
     assert welch_interval(OURS, 1.0, 0.5, 1) is None and welch_interval(OURS, 1.0, math.nan, 5) is None
-
-
-def test_bootstrap_interval_is_reproducible_and_close_to_another_seed() -> None:
-    result = bootstrap_interval(OURS)
-    assert result is not None and result == bootstrap_interval(OURS)
-    expected = stats.bootstrap((OURS,), np.mean, n_resamples=50_000, method="percentile", rng=1).confidence_interval
-    assert result == pytest.approx((expected.low, expected.high), abs=0.06)  # three standard errors of such a quantile
 
 
 def test_variance_ratio_interval_covers_95_percent() -> None:
@@ -66,48 +61,148 @@ def test_variance_ratio_interval_covers_95_percent() -> None:
     assert variance_ratio_interval([1.0, 2.0], [3.0, 3.0]) is None
 
 
-def test_bootstrap_difference_resamples_both_sides() -> None:
-    others = [60.2, 61.9, 63.0, 62.4, 59.1, 61.3]
-    result = bootstrap_difference(OURS, others)
-    assert result is not None and result == bootstrap_difference(OURS, others)
-
-    def between(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
-        return a.mean(axis=axis) - b.mean(axis=axis)
-
-    expected = stats.bootstrap((OURS, others), between, n_resamples=50_000, method="percentile", rng=1)
-    expected = expected.confidence_interval
-    assert result == pytest.approx((expected.low, expected.high), abs=0.1)  # three standard errors of such a quantile
-    assert bootstrap_difference(OURS, [1.0]) is None and bootstrap_difference(OURS, [1.0, math.nan]) is None
-
-
-def test_cohens_d_uses_the_pooled_deviation() -> None:
-    """scipy's t with equal variances is the same but for the counts: t = d / sqrt(1/n + 1/m)."""
-    others = [60.2, 61.9, 63.0]
-    t = stats.ttest_ind(OURS, others).statistic
-    assert cohens_d(OURS, others) == pytest.approx(t * math.sqrt(1 / 5 + 1 / 3))
-    assert math.isnan(cohens_d(OURS, [1.0])) and math.isnan(cohens_d([2.0, 2.0], [1.0, 1.0]))
-
-
 def test_paired_difference_uses_shared_seeds() -> None:
     result = paired_difference({0: 5.0, 1: 7.0, 4: 1.0}, {1: 4.0, 0: 4.0, 3: 9.0})
     assert result is not None and result.differences == (1.0, 3.0)
-    assert result.effect == pytest.approx(2 / math.sqrt(2))
+    assert result.mean == 2.0 and result.t == t_interval([1.0, 3.0])
     assert paired_difference({0: 1.0}, {1: 1.0}) is None
 
 
-def test_bootstrap_resamples_are_those_of_recorded_tables() -> None:
-    """The resampling of NumPy's generator by hand, which made the committed tables."""
-    generator = np.random.default_rng(0)
-    means = np.asarray(OURS)[generator.integers(5, size=(10_000, 5))].mean(axis=1)
-    assert bootstrap_interval(OURS) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), rel=1e-12)
+def test_power_and_probability_of_equivalence_equal_simulations() -> None:
+    generator, trials = np.random.default_rng(0), 20_000
+    error = 4 * 0.5 / math.sqrt(trials)  # four binomial standard errors
+    for seeds, margin, level in ((16, 0.5, 0.95), (32, 0.7, 0.99)):
+        values = generator.normal(size=(trials, seeds))
+        half = stats.t.ppf((1 + level) / 2, seeds - 1) * values.std(axis=1, ddof=1) / math.sqrt(seeds)
+        rate = np.mean(np.abs(values.mean(axis=1)) + half < margin)
+        assert equivalence_probability(margin, seeds, level) == pytest.approx(rate, abs=error)
+        assert t_test_power(margin, seeds, level) == pytest.approx(
+            np.mean(values.mean(axis=1) + margin > half), abs=error
+        )
 
 
-def test_bootstrap_difference_resamples_are_those_of_recorded_tables() -> None:
+DOCS = Path(__file__).parents[2] / "docs"
+RUNS = DOCS / "records" / "runs" / "split-cifar100-fresh-seeds.jsonl.gz"
+Array = NDArray[np.float64]
+
+
+def by_seed(values: Array | list[float]) -> dict[int, float]:
+    return dict(enumerate(map(float, values), 100))
+
+
+def acc(norm: str, strategy: str = "er") -> dict[int, float]:
+    runs = bench.load_runs(RUNS).where(f"norm={norm}", f"strategy={strategy}", "seed<132")
+    return {record.seed: record.score("acc") for record in runs}
+
+
+def absolute_deviation(values: Array, axis: int = -1) -> Array:
+    median = np.median(values, axis=axis, keepdims=True)
+    return np.mean(np.abs(values - median), axis=axis)
+
+
+def test_ratios_and_intervals_equal_scipy() -> None:
+    bn, cn = acc("bn"), acc("cn")
+    spread = spread_ratio(bn, cn)
+    a, b = (np.array([scores[seed] for seed in sorted(scores)]) for scores in (bn, cn))
+
+    def variance_ratio(x: Array, y: Array, axis: int) -> Array:
+        return x.var(axis=axis, ddof=1) / y.var(axis=axis, ddof=1)
+
+    def deviation_ratio(x: Array, y: Array, axis: int) -> Array:
+        return absolute_deviation(x, axis) / absolute_deviation(y, axis)
+
+    for ratio, statistic in ((spread.variance, variance_ratio), (spread.deviation, deviation_ratio)):
+        assert ratio.value == pytest.approx(statistic(a, b, 0))
+        expected = stats.bootstrap((a, b), statistic, paired=True, n_resamples=20_000, method="percentile", rng=1)
+        low, high = expected.confidence_interval
+        # Two Monte Carlo estimates of 2.5 % quantiles; their relative standard error is about 1 %.
+        assert ratio.interval.low == pytest.approx(low, rel=0.05) and ratio.interval.high == pytest.approx(
+            high, rel=0.05
+        )
+    assert spread.seeds == 32 and spread.extremes == 2
+
+
+def test_ratios_without_extreme_seeds_leave_them_out_of_each() -> None:
     generator = np.random.default_rng(0)
-    others = [60.2, 61.9, 63.0]
-    means = [
-        np.asarray(side)[generator.integers(len(side), size=(10_000, len(side)))].mean(axis=1)
-        for side in (OURS, others)
-    ]
-    expected = np.quantile(means[0] - means[1], [0.025, 0.975])
-    assert bootstrap_difference(OURS, others) == pytest.approx(tuple(expected), rel=1e-12)
+    a, b = generator.normal(size=40), generator.normal(size=40)
+    spread = spread_ratio(by_seed(a), by_seed(b))
+    sorted_a, sorted_b = np.sort(a), np.sort(b)
+    assert spread.variance_without_extremes.value == pytest.approx(
+        sorted_a[2:-2].var(ddof=1) / sorted_b[2:-2].var(ddof=1)
+    )
+    assert spread.deviation_without_extremes.value == pytest.approx(
+        absolute_deviation(sorted_a[2:-2]) / absolute_deviation(sorted_b[2:-2])
+    )
+
+
+def test_ratio_is_inverted_by_exchange_and_scaled_by_units() -> None:
+    generator = np.random.default_rng(1)
+    a, b = generator.normal(size=30), generator.normal(size=30)
+    spread, exchanged = spread_ratio(by_seed(a), by_seed(b)), spread_ratio(by_seed(b), by_seed(a))
+    assert exchanged.variance.value == pytest.approx(1 / spread.variance.value)
+    # Percentiles of the inverse are the inverse percentiles, up to interpolation between neighbours.
+    assert exchanged.deviation.interval == pytest.approx(
+        (1 / spread.deviation.interval.high, 1 / spread.deviation.interval.low), rel=1e-3
+    )
+    scaled = spread_ratio(by_seed(60 + 3 * a), by_seed(b))
+    assert scaled.variance.value == pytest.approx(9 * spread.variance.value)
+    assert scaled.deviation.interval == pytest.approx([3 * end for end in spread.deviation.interval])
+
+
+def test_larger_spread_is_recognized_and_an_outlier_alone_is_not() -> None:
+    generator = np.random.default_rng(2)
+    narrow, wide = generator.normal(size=40), 3 * generator.normal(size=40)
+    assert spread_ratio(by_seed(wide), by_seed(narrow)).outcome == "larger"
+    assert spread_ratio(by_seed(narrow), by_seed(wide)).outcome == "smaller"
+    other = generator.normal(size=40)
+    other[5] = -15.0
+    spread = spread_ratio(by_seed(other), by_seed(narrow))
+    assert spread.variance.value > 5 and spread.variance_without_extremes.value < 2
+    assert spread.outcome == "undecided"
+
+
+def test_spread_is_deterministic_and_paired_by_seed() -> None:
+    generator = np.random.default_rng(3)
+    a, b = by_seed(generator.normal(size=20)), by_seed(generator.normal(size=20))
+    shuffled = dict(sorted(a.items(), key=lambda item: item[1]))
+    assert spread_ratio(a, b) == spread_ratio(shuffled, b | {7: 1000.0})
+    same = spread_ratio(a, a)
+    assert same.variance.interval == (1.0, 1.0) and same.outcome == "undecided"
+
+
+def test_wider_level_gives_a_wider_interval() -> None:
+    generator = np.random.default_rng(4)
+    a, b = by_seed(generator.normal(size=30)), by_seed(generator.normal(size=30))
+    narrow, wide = spread_ratio(a, b).variance.interval, spread_ratio(a, b, level=0.999).variance.interval
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_spread_of_few_or_equal_scores_is_an_error() -> None:
+    with pytest.raises(UserError, match="needs 8 shared seeds or more, got 2"):
+        spread_ratio(by_seed([1.0, 2.0]), by_seed([1.0, 2.0]))
+    with pytest.raises(UserError, match="all scores of an experiment are equal"):
+        spread_ratio(by_seed([1.0] * 10), by_seed(list(range(10))))
+
+
+@pytest.mark.slow
+def test_coverage_in_the_documentation_is_simulated() -> None:
+    hashes = {"BN; ER": "1cde1b2b4f6c", "BRN scaled; ER": "894b214398af", "BRN scaled; DER++": "74e53cf8a831"}
+    text = (DOCS / "concepts" / "deciding.md").read_text().partition("## Spread over seeds")[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"][2:]
+    assert [row[0] for row in rows] == list(hashes)
+    runs, trials = bench.load_runs(RUNS).by_run(), 400
+    for name, skewness, *shown in rows:
+        scores = np.array([record.score("acc") for record in runs[hashes[name]] if record.seed < 132])
+        assert float(skewness) == pytest.approx(stats.skew(scores), abs=0.051)
+        generator, missed = np.random.default_rng(0), np.zeros(3)
+        for _ in range(trials):
+            a, b = generator.choice(scores, 32), generator.choice(scores, 32)
+            spread = spread_ratio(by_seed(a), by_seed(b), resamples=500)
+            missed += [
+                not spread.variance.interval.holds(1),
+                not spread.deviation.interval.holds(1),
+                spread.outcome != "undecided",
+            ]
+        for cell, rate in zip(shown, missed / trials, strict=True):
+            # rounded; or up to three binomial standard errors, if the random numbers are others
+            assert float(cell) == pytest.approx(rate, abs=0.005 + 3 * math.sqrt(rate * (1 - rate) / trials))

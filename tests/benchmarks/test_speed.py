@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import csv
-import sys
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
+from benchmarks.timing import Percentiles, flatten_row, measure_time
 
+from benchmarks import convolutions, eager, layers, speed, startup, step
+from benchmarks import runs as whole_runs
 from contnorm.bench.data.registry import load_source
-from contnorm.benchmarks import convolutions, eager, layers, measure, measure_speed, startup, step
-from contnorm.benchmarks import runs as whole_runs
-from contnorm.benchmarks.timing import Percentiles, flatten_row, measure_time
-from contnorm.cli import speed
-from contnorm.cli.main import main
-from contnorm.errors import UserError
 from contnorm.kernels.triton.convolution.launch import Direction, Geometry, Tiles
-from contnorm.kernels.triton.convolution.table import VARIABLE, ConvolutionTable, format_tables, read_tables
+from contnorm.kernels.triton.convolution.table import ConvolutionTable
 from tests.datasets import small_cifar100
 
 pytestmark = pytest.mark.slow  # it measures
@@ -92,36 +85,6 @@ def test_noise_has_the_format_of_the_data_set(tmp_path: Path) -> None:
     assert 100 < source.train_images[:100].mean() < 155
 
 
-def test_rows_are_printed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = step.StepRow(step.StepCase("cn", "pool", "tf32", 8), Percentiles(1e-3, 2e-3, 3e-3))
-    monkeypatch.setattr(measure, "_rows", lambda *_: iter([row, row]))
-    console = Console(record=True, width=200)
-    monkeypatch.setattr(speed, "console", console)
-    speed.speed("step", "cpu", tmp_path)
-    assert console.export_text().count("2000.0") == 2
-    written = list(csv.DictReader((tmp_path / "step.csv").read_text().splitlines()))
-    assert len(written) == 2 and written[0]["p50_us"] == "2000.0" and written[0]["torch"] == torch.__version__
-
-
-@pytest.mark.parametrize("name", ["speed", "bench"])
-def test_results_are_written_to_the_folder_speed_by_default(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = step.StepRow(step.StepCase("cn", "pool", "tf32", 8), Percentiles(1e-3, 2e-3, 3e-3))
-    monkeypatch.setattr(measure, "_rows", lambda *_: iter([row]))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["contnorm", name, "step"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.csv")] == ["speed/step.csv"]
-
-
-def test_unknown_benchmark_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown benchmark 'layer'\. Did you mean 'layers'"):
-        next(measure_speed("layer", tmp_path))
-
-
 def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
 
@@ -131,19 +94,8 @@ def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(whole_runs, "_timed", recorded)
     monkeypatch.setattr(whole_runs, "write_noise", lambda *_: tmp_path)
-    list(measure_speed("run", tmp_path, root=tmp_path, only=["er", "cn"]))
+    list(whole_runs.measure_runs("cpu", tmp_path, only=["er", "cn"]))
     assert len(ran) == 2 and all(" --strategy er --norm cn " in " ".join(command) for command in ran)
-    with pytest.raises(UserError, match=r"--only cn gn .*split-cifar100 er bn, "):
-        list(measure_speed("run", tmp_path, root=tmp_path, only=["cn", "gn"]))
-    with pytest.raises(UserError, match=r"--only cn .*layers.* speed run"):
-        list(measure_speed("layers", tmp_path, only=["cn"]))
-
-
-def test_steps_are_limited_in_whole_runs_only(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--max-steps 5 .*not to step.* speed run"):
-        list(measure_speed("step", tmp_path, max_steps=5))
-    with pytest.raises(UserError, match="max_steps=0"):
-        list(measure_speed("run", tmp_path, max_steps=0))
 
 
 def test_recipe_is_timed_once_after_its_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,82 +126,11 @@ def test_steps_of_large_images_have_three_passes(
     assert flatten_row(row)["size"] == 64 and row.seconds.p50 > 0
 
 
-def test_convolutions_are_measured_on_a_gpu_only(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"needs a GPU.*--device cuda"):
-        next(measure_speed("convolutions", tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ({"stem": "poll"}, r"stem 'poll'.*pool"),
-        ({"precisions": ("fp32",)}, r"precision 'fp32'.*tf32"),
-        ({"batch": 0}, "0 images of 32x32"),
-        ({"size": -1}, "20 images of -1x-1"),
-    ],
-    ids=str,
-)
-def test_shape_of_the_network_is_checked(shape: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        next(measure_speed("convolutions", tmp_path, shape=convolutions.NetworkShape(**shape)))
-
-
-def test_shape_applies_to_convolutions_only(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="convolutions, not to layers"):
-        next(measure_speed("layers", tmp_path, shape=convolutions.NetworkShape(batch=10)))
-
-
 def test_shape_determines_the_measured_convolutions() -> None:
     plain = convolutions.geometries(convolutions.NetworkShape("plain", 32, 64))
     assert plain[0] == Geometry(32, 3, 64, 64, 64, 3, 1, 1)
     assert Geometry(32, 512, 8, 8, 512, 3, 1, 1) in plain
     assert Geometry(20, 512, 2, 2, 512, 3, 1, 1) in convolutions.geometries()
-
-
-@pytest.mark.parametrize(
-    ("options", "shape"),
-    [
-        ("--stem plain --batch 32 --image-size 64 --precision bf16", ("plain", 32, 64, ("bf16",))),
-        ("--batch 10", ("pool", 10, 32, ("tf32", "bf16"))),
-        ("", None),
-    ],
-)
-def test_options_describe_the_shape(
-    options: str, shape: tuple[Any, ...] | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def recorded(*args: Any, shape: object, **options: Any) -> tuple[()]:
-        shapes.append(shape)
-        return ()
-
-    shapes: list[object] = []
-    monkeypatch.setattr(speed.benchmarks, "measure_speed", recorded)
-    monkeypatch.setattr(sys, "argv", ["contnorm", "speed", "convolutions", "--out", str(tmp_path), *options.split()])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0 and shapes == [shape]
-
-
-def test_measured_convolutions_extend_the_tables_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Entries of other sizes and other GPUs stay; a measured convolution at which cuDNN is faster has none."""
-    old, slow, fast = (Geometry(20, 64, side, side, 64, 3, 1, 1) for side in (4, 8, 16))
-    tiles, here = Tiles(64, 64, 32, 1, 4, 3), {"gpu": "here"}
-    table = ConvolutionTable({("forward", "float32", g): tiles for g in (old, slow)})
-    own = tmp_path / "own.json"
-    own.write_text(format_tables([({"gpu": "other"}, table), (here, table)]))
-    monkeypatch.setenv(VARIABLE, str(own))
-    monkeypatch.setattr(measure, "find_device", lambda device: torch.device("cuda"))
-    monkeypatch.setattr(measure, "environment_of", lambda device: {})
-    monkeypatch.setattr(measure, "environment_of_table", lambda device: here)
-    monkeypatch.setattr(measure, "current_device", lambda device: nullcontext())
-    rows = [
-        convolutions.ConvolutionRow("tf32", "forward", geometry, 10.0, us, tiles)
-        for geometry, us in ((slow, 11.0), (fast, 5.0))
-    ]
-    monkeypatch.setattr(measure, "measure_convolutions", lambda device, shape: iter(rows))
-    assert len(list(measure_speed("convolutions", tmp_path, device="cuda"))) == 2
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "convolutions.json"))
-    tables = {valid_for["gpu"]: {key[2] for key in table.entries} for valid_for, table in read_tables()}
-    assert tables == {"other": {old, slow}, "here": {old, fast}}
 
 
 @pytest.mark.parametrize("direction", convolutions.DIRECTIONS)
@@ -278,13 +159,6 @@ def test_startup_times_commands_and_the_first_step(tmp_path: Path, monkeypatch: 
     assert 0 < command.least <= command.seconds < run.seconds
 
 
-def test_startup_reports_the_error_of_a_command(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no finished run 'absent'"):
-        startup._time_command(["show", "absent"], tmp_path)
-    with pytest.raises(UserError, match="unknown norm 'absent'"):
-        startup._time_first_step(["run", "--norm", "absent"], tmp_path)
-
-
 def test_host_and_eager_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager, "REPEATS", {"cpu": 2})
     monkeypatch.setattr(eager, "BATCHES", {"cpu": (2,)})
@@ -300,7 +174,23 @@ def test_host_and_eager_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(row["p50_us"] > 0 for row in host + steps)
 
 
-def test_paths_that_are_not_possible_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager.replay, "activate", lambda: False)
-    with pytest.raises(RuntimeError, match="can't be replayed"), eager._path("cpp"):
-        pass
+def test_rows_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = step.StepRow(step.StepCase("cn", "pool", "tf32", 8), Percentiles(1e-3, 2e-3, 3e-3))
+    monkeypatch.setattr(speed, "measure_steps", lambda device: iter([row, row]))
+    speed.measure(speed.parse(["step", "--out", str(tmp_path)]))
+    written = list(csv.DictReader((tmp_path / "step.csv").read_text().splitlines()))
+    assert len(written) == 2 and written[0]["p50_us"] == "2000.0" and written[0]["torch"] == torch.__version__
+
+
+def test_measured_convolutions_extend_the_tables_in_use() -> None:
+    """Entries of other sizes and other GPUs stay; a measured convolution at which cuDNN is faster has none."""
+    old, slow, fast = (Geometry(20, 64, side, side, 64, 3, 1, 1) for side in (4, 8, 16))
+    tiles, here, other = Tiles(64, 64, 32, 1, 4, 3), {"gpu": "here"}, {"gpu": "other"}
+    table = ConvolutionTable({("forward", "float32", g): tiles for g in (old, slow)})
+    rows = [
+        convolutions.ConvolutionRow("tf32", "forward", geometry, 10.0, us, tiles)
+        for geometry, us in ((slow, 11.0), (fast, 5.0))
+    ]
+    tables = speed.with_rows([(other, table), (here, table)], here, rows)
+    found = {valid_for["gpu"]: {key[2] for key in each.entries} for valid_for, each in tables}
+    assert found == {"other": {old, slow}, "here": {old, fast}}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from contnorm.bench.api.execution import RunInterrupted, run_jobs
-from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.api.execution import RunInterrupted, run_runs
+from contnorm.bench.engine.run import Run, RunOptions
 
 __all__ = ["exit_code", "printed"]
 
@@ -18,10 +18,10 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
-def exit_code(jobs: Sequence[Job], environment: RunEnvironment, console: Console) -> int:
+def exit_code(jobs: Sequence[Run], environment: RunOptions, console: Console) -> int:
     """Execute jobs; returns 0, or the exit code for the signal that stopped them."""
     try:
-        run_jobs(jobs, environment, console)
+        run_runs(jobs, environment, console)
     except RunInterrupted as stopped:
         return 128 + stopped.signal
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -11,8 +10,6 @@ from pathlib import Path
 import pytest
 
 import contnorm as cn
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.records import Store
 from contnorm.cli.main import main
 from tests.datasets import small_mnist
 
@@ -137,7 +134,6 @@ def test_user_error_is_one_line_and_exits_2(
         (("run", "--batch", "abc"), "Invalid value for '--batch'"),
         (("run", "--nosuch"), "No such option: --nosuch. See `contnorm run --help`."),
         (("rum",), "No such command 'rum'. Did you mean 'run'"),
-        (("archive",), "Missing argument"),
         (("compare", "a"), "expected two runs, got 1"),
         (("run", "--seed", "1", "--seeds", "2"), "--seed 1 and --seeds 2: use one of them"),
         (("run", "--set", "strategy.code=abc"), "strategy.code='abc' is computed and can't be set"),
@@ -152,54 +148,6 @@ def test_usage_error_is_one_line(
         main()
     err = capsys.readouterr().err
     assert ended.value.code == 2 and err.startswith("contnorm: ") and message in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError(errno.EMFILE, "Too many open files"), "limit of open files"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory", "x.npy"), "need more memory than there is"),
-        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "need more memory than there is"),
-        (OSError(errno.ENOSPC, "No space left on device"), "output can't be written (No space left on device)"),
-        (OSError(errno.ENOENT, "No such file", "x.toml"), "'x.toml': can't be used"),
-    ],
-)
-def test_os_error_is_one_line(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
-) -> None:
-    def fails(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(sys, "argv", ["contnorm", "ls"])
-    monkeypatch.setattr("contnorm.bench.registries.available", fails)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    err = capfd.readouterr().err
-    assert ended.value.code == 2 and message in err and err.count("\n") == 1
-
-
-@pytest.mark.skipif(os.name != "posix", reason="descriptors are closed as a POSIX shell does")
-def test_closed_standard_streams_are_replaced(tmp_path: Path) -> None:
-    script = (
-        "import os, sys\n"
-        "from contnorm.cli.main import main\n"
-        "sys.argv = ['contnorm', 'ls', 'norms']\n"
-        "try:\n"
-        "    main()\n"
-        "except SystemExit as ended:\n"
-        "    with open(sys.argv[0] + '.txt', 'w') as file:\n"
-        "        os._exit(file.fileno() if not ended.code else 0)\n"
-    )
-    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, script]
-    assert subprocess.run(command, cwd=tmp_path, timeout=100, check=False).returncode > 2
-
-
-@pytest.mark.skipif(os.name != "posix", reason="a folder in use can be deleted on POSIX only")
-def test_deleted_current_folder_is_one_line_error(tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    command = ["sh", "-c", 'rmdir "$PWD" && exec "$0" -P -m contnorm ls', sys.executable]
-    done = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 2 and "current folder was deleted" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("wrong", "code"), [("KeyboardInterrupt", 130), ("ModuleNotFoundError(name='typer')", 2)])
@@ -217,39 +165,6 @@ def test_help_is_shown_without_arguments(capsys: pytest.CaptureFixture[str], mon
         main()
     out, err = capsys.readouterr()
     assert "Usage:" in out + err and "contnorm: ." not in err
-
-
-@pytest.mark.parametrize("name", ["speed", "bench"])
-def test_speed_has_a_hidden_alias_bench(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["contnorm", "--help"])
-    with pytest.raises(SystemExit):
-        main()
-    listed = [line.split()[1] for line in capsys.readouterr().out.splitlines() if len(line.split()) > 2]
-    assert "speed" in listed and "bench" not in listed
-    monkeypatch.setattr(sys, "argv", ["contnorm", name, "layer"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2 and "unknown benchmark 'layer'" in capsys.readouterr().err
-
-
-def test_show_reports_broken_record_and_shows_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path / "runs")
-    for seed in (0, 1):
-        store.save(RunConfig(), seed, {"matrix": {"correct": [[5]], "total": [10]}})
-    store.path(RunConfig(), 1).write_text("[]")
-    monkeypatch.chdir(tmp_path)
-    for arguments in (("show",), ("show", "runs"), ("show", RunConfig().hash[:5])):
-        monkeypatch.setattr(sys, "argv", ["contnorm", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert ended.value.code == 0 and RunConfig().hash in out and "50.00" in out
-        assert "1.json: is not a valid record" in err and "Delete it" in err and err.count("\n") == 1
 
 
 def test_diagnose_run_with_weights(place: Path) -> None:

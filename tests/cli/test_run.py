@@ -1,9 +1,13 @@
-"""`contnorm run` and `contnorm resume`: progress, signals, and exit codes."""
+"""`contnorm run`, also of several settings, `tune` of a stream, and `resume`: output, files, signals, exit codes."""
 
 from __future__ import annotations
 
 import io
+import json
+import logging
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,255 +17,308 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import rich.progress
-import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
+from contnorm import bench
 from contnorm.bench.api import execution as running
-from contnorm.bench.api.execution import RunOptions
-from contnorm.bench.config.defaults import varying
-from contnorm.bench.data import progress as data_progress
 from contnorm.bench.data.progress import load_with_progress
-from contnorm.bench.engine.events import Stopped
-from contnorm.bench.engine.scheduler import Event, Job, RunEnvironment, execute, resolve, stopped_runs
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Event
 from contnorm.bench.records import Store
-from contnorm.cli.main import COMMANDS, load_command
-from contnorm.cli.run import resume_all, run_seeds
-from contnorm.cli.show import show_scores
+from contnorm.bench.unfinished import unfinished_runs
+from contnorm.cli.main import app, main
 from contnorm.errors import UserError
-from tests.cli.terminal import exit_code, printed
-from tests.datasets import small_mini_imagenet, small_mnist
+from tests.datasets import small_cifar100, small_mini_imagenet, small_mnist
 
-CPU = torch.device("cpu")
-VALUES: dict[str, Any] = {
-    "stream": {"name": "permuted-mnist", "train_per_task": 60, "tasks": 2},
-    "norm": {"name": "bn"},
-    "strategy": {"name": "single"},
-}
+SMALL = ["--set", "model.width=8", "--set", "norm.groups=4"]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
+    folder = tmp_path_factory.mktemp("data")
+    small_mnist(folder)
+    return small_cifar100(folder, per_class=10)
 
 
-def jobs(root: Path, seeds: int = 2) -> list[Job]:
-    return [Job(resolve(VALUES, root), seed) for seed in range(seeds)]
+@pytest.fixture
+def mnist(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of a small stream that has no validation tasks."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--stream", "split-mnist", "--data-root", str(root), "--allow-missing", "--set", "stream.tasks=2"]
+    return [*options, "--set", "stream.train_per_task=60", *SMALL]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_before_first_run_exits_130(
-    root: Path,
-    tmp_path: Path,
-    console: Console,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    code: int,
+@pytest.fixture
+def cifar(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options of a small stream that has validation tasks."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--stream", "split-cifar100", "--data-root", str(root), "--allow-missing", "--set", "model.name=mlp"]
+    return [*options, *SMALL]
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    return done.exit_code, done.stdout
+
+
+def test_one_setting_is_a_run(mnist: list[str], tmp_path: Path) -> None:
+    code, out = call("run", *mnist, "--norm", "bn", "--seeds", "2", "--keep-weights")
+    assert code == 0 and out.count("recorded in runs/") == 2 and len(list(tmp_path.rglob("*.safetensors"))) == 2
+    code, out = call("run", *mnist, "--norm", "bn", "--seed", "1")
+    assert code == 0 and "not run again; its record is" in out and "Rule" not in out
+
+
+def test_several_settings_are_a_sweep(mnist: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "contnorm"):
+        code, out = call(
+            "run", *mnist, "--norm", "bn,cn", "--lr", "0.01,0.1", "--set", "train.passes=1,2", "--seeds", "2",
+            "--plot", "figure.svg",
+        )  # fmt: skip
+    assert code == 0 and "test samples" in caplog.text and "--validation" in caplog.text
+    records = list(Store(tmp_path / "runs"))
+    assert len(records) == 2 * 2 * 2 * 2
+    means: dict[tuple[str, float, int], float] = {}
+    for record in records:
+        key = (record.config.norm.name, record.config.train.lr, record.config.train.passes)
+        means[key] = means.get(key, 0.0) + record.score("acc") / 2
+    rows = re.findall(r"^(bn|cn) +([\d.]+) +(\d) +([\d.]+) \+- [\d.]+( \*)? +2 *$", out, re.MULTILINE)
+    assert {(norm, float(lr), int(passes)): float(mean) for norm, lr, passes, mean, _ in rows} == {
+        key: pytest.approx(mean, abs=0.0051) for key, mean in means.items()
+    }
+    for norm in ("bn", "cn"):
+        (starred,) = [row for row in rows if row[0] == norm and row[4]]
+        assert float(starred[3]) == pytest.approx(max(v for k, v in means.items() if k[0] == norm), abs=0.0051)
+        last = re.search(rf"^{norm} +{starred[1]} +{starred[2]} +{starred[3]} \+- \S+ +4 +8 *$", out, re.MULTILINE)
+        assert last, "the best setting, with the settings tried and the runs"
+    assert out.startswith("Rule: highest acc on the test samples, mean over 2 seeds")
+    assert (tmp_path / "figure.svg").read_text().startswith("<?xml") and "figure: figure.svg" in out
+
+
+def test_json_is_the_only_output_and_equals_the_records(mnist: list[str], tmp_path: Path) -> None:
+    arguments = ["run", *mnist, "--norm", "bn", "--lr", "0.01,0.1", "--seeds", "1", "--json"]
+    code, out = call(*arguments)
+    values = json.loads(out)
+    assert code == 0 and values["chosen_on"] == "test samples" and "test samples" in values["warning"]
+    records = {record.config.hash: record for record in Store(tmp_path / "runs")}
+    assert {row["hash"]: row["scores"]["0"] for row in values["settings"]} == {
+        name: record.score("acc") for name, record in records.items()
+    }
+    assert call(*arguments)[1] == out
+
+
+def test_settings_file_is_for_all_runs_and_options_override_it(mnist: list[str], tmp_path: Path) -> None:
+    (tmp_path / "all.toml").write_text('norm = { name = "gn" }\n[train]\nlr = 0.01\nbatch = 20\n')
+    code, _ = call("run", *mnist, "--config", "all.toml", "--seeds", "1", "--lr", "0.03,0.1", "--json")
+    assert code == 0
+    configs = [record.config for record in Store(tmp_path / "runs")]
+    assert sorted((c.norm.name, c.train.lr, c.train.batch) for c in configs) == [("gn", 0.03, 20), ("gn", 0.1, 20)]
+
+
+def test_stopped_sweep_shows_what_is_done_and_the_same_command_continues(
+    mnist: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing_begun(*given: object, **more: object) -> Iterator[Event]:
-        os.kill(os.getpid(), number)
-        yield from ()
+    arguments = ["run", *mnist, "--norm", "bn,cn", "--lr", "0.01,0.1", "--seeds", "1"]
 
-    monkeypatch.setattr(running, "execute", nothing_begun)
-    assert exit_code(jobs(root, 3), RunEnvironment(tmp_path, root, CPU), console) == code
-    assert "not started: 3 of 3 runs. Run it again" in printed(console), "resume would not know of them"
-    assert run_seeds(VALUES, [0], RunOptions(), root, tmp_path, console) == code
-    assert "ACC" not in printed(console), "no table of what is not there"
+    def stopped_in_the_third(*given: Any) -> Iterator[Event]:
+        finished = 0
+        for event in execute(*given):
+            yield event
+            finished += event.kind == "finished"
+            if finished == 2 and event.kind == "steps":
+                signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "execute", stopped_in_the_third)
+        code, out = call(*arguments)
+    assert code == 130 and "cn: 2 runs are missing, so nothing is chosen yet." in out
+    assert len(re.findall(r"0 of 1, 1 unfinished", out)) == 2 and "Run it again to continue." in out
+    code, out = call(*arguments)
+    assert code == 0 and out.count("(recorded before)") == 2 and "unfinished" not in out
 
 
-def test_signal_after_last_run_exits_0(
-    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def then_stopped(*given: Any, **more: Any) -> Iterator[Event]:
-        yield from execute(given[0], given[1])
-        os.kill(os.getpid(), signal.SIGTERM)
+def test_tune_of_a_stream_extends_and_refines_on_validation_tasks(cifar: list[str], tmp_path: Path) -> None:
+    code, out = call("tune", *cifar, "--norm", "bn,none", "--lr", "0.001,0.01", "--seeds", "1", "--json")
+    values = json.loads(out)
+    assert code == 0 and values["warning"] is None and "validation tasks" in values["chosen_on"]
+    assert {record.config.stream.part for record in Store(tmp_path / "runs")} == {"validate"}
+    tuned = bench.tune(
+        bench.load_stream("split-cifar100", cifar[3], allow_missing=True),
+        norm=["bn", "none"],
+        lr=[0.001, 0.01],
+        settings={"model.name": "mlp", "model.width": 8, "norm.groups": 4, "strategy.name": "er"},
+        seeds=1,
+    )
+    assert [(row["norm"], row["lr"], row["mean"]) for row in values["settings"]] == [
+        (trial.setting["norm"], trial.setting["lr"], trial.mean) for trial in tuned.trials
+    ]
 
-    monkeypatch.setattr(running, "execute", then_stopped)
-    assert exit_code(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == 0
+
+def test_command_for_the_test_samples_runs_the_chosen_setting(cifar: list[str], tmp_path: Path) -> None:
+    options = ["--norm", "bn", "--lr", "0.01,0.1", "--seeds", "1", "--validation", "--runs", "my runs"]
+    code, out = call("run", *cifar, *options)
+    assert code == 0
+    (command,) = re.findall(r"^contnorm (run .*)$", out, re.MULTILINE)
+    chosen = re.search(r"^bn +([\d.]+) +\S+ \*", out, re.MULTILINE)
+    assert chosen and call(*shlex.split(command))[0] == 0
+    (record,) = [record for record in Store(tmp_path / "my runs") if record.config.stream.part == "learn"]
+    assert record.config.train.lr == float(chosen[1])
+    assert record.config.model.width == 8 and record.config.norm.name == "bn"
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("numbers", "code"),
+    ("arguments", "message"),
     [
-        ((signal.SIGINT, signal.SIGINT), 130),
-        ((signal.SIGTERM, signal.SIGTERM), 143),
-        ((signal.SIGINT, signal.SIGTERM), 143),
-        ((signal.SIGTERM, signal.SIGINT), 130),
+        (["run", "--lr", "0.1,,0.2"], "--lr '0.1,,0.2': has an empty value"),
+        (["run", "--lr", "fast"], "train.lr='fast'"),
+        (["run", "--set", "train.bach=1,2"], "unknown key 'train.bach'"),
+        (["run", "--set", "stream.tasks=1,2"], "stream.tasks=[1, 2]: a list here would compare scores"),
+        (["run", "--lr", "0.1,0.2", "--set", "train.lr=0.1,0.3"], "contradict each other. Give train.lr once"),
+        (["run", "--norm", "bn,cm"], "unknown norm 'cm'"),
+        (["run", "--plot", "figure.txt"], "--plot figure.txt: use a file name that ends in .png"),
+        (["run", "--seeds", "0"], "--seeds 0: use 1 or more"),
+        (["run", "--seeds", "2", "--seed", "1"], "--seed 1 and --seeds 2: use one of them"),
+        (["run", "--lr", "0.1,0.2", "--by", "strategy"], "unknown setting in by: 'strategy'"),
+        (["run", "--launcher", "slurm"], "unknown launcher 'slurm'"),
+        (["tune", "--lr", "0.1"], "over='lr': give at least two values of lr"),
+        (["tune", "--lr", "-1,0.1"], "lr=-1,0.1: use numbers above 0"),
+        (["tune", "--refine", "twice"], "unknown --refine 'twice'"),
+        (["tune", "table2", "--buffer", "50"], "--buffer can't be used with a recipe"),
+        (["resume"], "no stopped run under runs"),
     ],
 )
-def test_second_signal_stops_at_once(
+def test_mistake_is_one_line_and_writes_nothing(
+    arguments: list[str],
+    message: str,
     root: Path,
     tmp_path: Path,
-    console: Console,
     monkeypatch: pytest.MonkeyPatch,
-    numbers: tuple[signal.Signals, ...],
-    code: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def deaf(*given: object, **more: object) -> Iterator[Event]:
-        for number in numbers:
+    monkeypatch.chdir(tmp_path)
+    stream = [] if arguments[0] == "resume" else ["--stream", "split-cifar100"]
+    monkeypatch.setattr("sys.argv", ["contnorm", arguments[0], *stream, "--data-root", str(root), *arguments[1:]])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 2 and message in printed.err and printed.err.count("\n") == 1 and not printed.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_sweep_on_data_of_the_user_shows_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng, y = np.random.default_rng(0), np.arange(40) % 4
+    np.savez("blobs.npz", x_train=rng.normal(size=(40, 5)), y_train=y, x_test=rng.normal(size=(40, 5)), y_test=y)
+    bench.add_dataset("blobs", root="data", npz="blobs.npz", tasks=2)
+    code, out = call("run", "--stream", "blobs", "--norm", "bn", "--lr", "0.01,0.1", "--seeds", "1", "--log", "csv")
+    assert code == 0 and "\nblobs: acc on the test samples" in out
+    assert len(list((tmp_path / "runs-logs").rglob("*.csv"))) == 2
+    code, out = call("run", "--stream", "blobs", "--norm", "cn", "--set", "norm.groups=4")
+    assert code == 0 and "blobs er cn seed 0: recorded" in out
+
+
+def test_failed_seeds_are_reported_and_others_shown(mnist: list[str], tmp_path: Path) -> None:
+    for options in (["--lr", "0.1"], ["--lr", "1e30"]):
+        typed = ["run", *mnist, "--norm", "none", "--seeds", "2", *options]
+        done = CliRunner().invoke(app, typed)
+    assert isinstance(done.exception, UserError) and str(done.exception).count("the loss is") == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_stops_and_saves_and_resume_finishes(
+    mnist: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    def stopped(*given: Any) -> Iterator[Event]:
+        for event in execute(*given):
+            yield event
+            if event.kind == "steps":
+                signal.raise_signal(number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "execute", stopped)
+        found, out = call("run", *mnist, "--norm", "bn", "--seeds", "2")
+    assert found == code and "stopped after 6 of 12 steps. Run it again to continue." in out
+    assert "2 of 2 runs unfinished" in out and len(unfinished_runs(Path("runs"))) == 1
+    found, out = call("resume", "--data-root", mnist[3])
+    assert found == 0 and len(list(Store(tmp_path / "runs"))) == 1 and not unfinished_runs(Path("runs"))
+
+
+def test_second_signal_stops_at_once(mnist: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def deaf(*given: object) -> Iterator[Event]:
+        for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
         pytest.fail("went on after the second signal")
         yield from ()
 
-    before = [signal.getsignal(number) for number in numbers]  # may be ignored, such as in the background
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(running, "execute", deaf)
-    assert exit_code(jobs(root), RunEnvironment(tmp_path, root, CPU), console) == code
-    assert "stopped at once; the last checkpoints are kept. Continue with: contnorm" in printed(console)
-    assert [signal.getsignal(number) for number in numbers] == before
+    code, out = call("run", *mnist)
+    assert code == 130 and "stopped at once" in out
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_runs_in_another_thread_install_no_handlers(root: Path, tmp_path: Path, console: Console) -> None:
+def test_runs_in_another_thread_install_no_handlers(mnist: list[str], tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     seen: list[object] = []
 
     def work() -> None:
-        seen.append(exit_code(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console))
+        seen.append(call("run", *mnist)[0])
         seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [0, before] and len(list(Store(tmp_path))) == 1
+    assert seen == [0, before] and len(list(Store(tmp_path / "runs"))) == 1
 
 
-def test_no_scores_are_printed_without_records(console: Console) -> None:
-    show_scores([], console)
-    assert printed(console) == "" and varying([]) == set()
-
-
-def stop_one(root: Path, runs: Path, threads: int = 1) -> None:
-    *_, event = execute(jobs(root, 1), RunEnvironment(runs, root, CPU, threads=threads), stop=lambda: True)
-    assert isinstance(event.what, Stopped)
-
-
-def test_resume_uses_folder_and_options_of_each_run(root: Path, tmp_path: Path, console: Console) -> None:
-    stop_one(root, tmp_path / "a", threads=2)
-    stop_one(root, tmp_path / "b")
-    assert resume_all(tmp_path, RunOptions(), root, console) == 0
-    for name, threads in (("a", 2), ("b", 1)):
-        (record,) = Store(tmp_path / name)
-        assert record.raw["device"]["threads"] == threads
-    assert not list(tmp_path.rglob("*.unfinished"))
-
-
-def test_resume_with_other_threads(root: Path, tmp_path: Path, console: Console) -> None:
-    stop_one(root, tmp_path / "a", threads=2)
-    with pytest.raises(UserError, match="started with --device cpu --threads 2"):
-        resume_all(tmp_path, RunOptions(threads=1), root, console)
-    with pytest.raises(UserError, match="threads=0: use 1 or more"):
-        resume_all(tmp_path, RunOptions(threads=0), root, console)
-    assert len(stopped_runs(tmp_path).runs) == 1
-
-
-def test_resume_of_gpu_runs_without_gpu_is_reported(
-    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    stop_one(root, tmp_path / "a")
-    (note,) = tmp_path.rglob("run.json")
-    note.write_text(note.read_text().replace('"cpu"', '"cuda"'))
-    with pytest.raises(UserError, match=r"1 stopped runs started on a GPU .--device cuda., and torch sees none here"):
-        resume_all(tmp_path, RunOptions(), root, console)
-    with pytest.raises(UserError, match=r"started with --device cuda --threads 1 and has \d+ steps"):
-        resume_all(tmp_path, RunOptions(device="cpu"), root, console)
+def test_resume_leaves_runs_with_own_code_to_their_command(mnist: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from contnorm import bench\nclass Mine(bench.ER):\n    pass\n")
+    typed = ["run", *mnist, "--strategy", "mine.py:Mine", "--norm", "bn"]
+    with pytest.MonkeyPatch.context() as patched:
+        asked = iter([False, False])
+        patched.setattr(running, "execute", lambda runs, options, *_: execute(runs, options, lambda: next(asked, True)))
+        with pytest.raises(UserError):  # there is no result
+            call(*typed)
+    (left,) = unfinished_runs(Path("runs"))
+    assert left.step
+    done = CliRunner().invoke(app, ["resume", "--data-root", mnist[3]])
+    assert isinstance(done.exception, UserError) and "is code of your own" in str(done.exception)
+    assert call(*typed)[0] == 0 and not unfinished_runs(Path("runs"))
 
 
 @pytest.mark.slow
-def test_locked_run_does_not_block_others(root: Path, tmp_path: Path, console: Console) -> None:
-    for name in ("a", "b"):
-        stop_one(root, tmp_path / name)
-    held = execute(jobs(root, 1), RunEnvironment(tmp_path / "b", root, CPU))
-    next(held)
-    threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # the other run is over by then
-    assert resume_all(tmp_path, RunOptions(), root, console) == 130, "waiting can be interrupted"
-    held.close()
-    assert f"waiting for process {os.getpid()} on " in printed(console)
-    assert len(list(Store(tmp_path / "a"))) == 1 and not list(Store(tmp_path / "b"))
-
-
-def test_failed_seeds_are_reported_in_order_and_others_shown(root: Path, tmp_path: Path, console: Console) -> None:
-    """What is recorded already needs no second run to be shown."""
-    values = VALUES | {"train": {"lr": 1e30}}
-    found = {"matrix": {"correct": [[9, None], [9, 9]], "total": [10, 10]}}
-    Store(tmp_path).save(resolve(values, root), 1, found)
-    lost = r"^seed 0: the loss is \S+ at .* is too high for norm 'bn'\. seed 2: the loss is .* norm 'bn'\.$"
-    with pytest.raises(UserError, match=lost):
-        run_seeds(values, [2, 1, 0], RunOptions(lanes=1), root, tmp_path, console)
-    assert "90.00" in printed(console)
-
-
-def test_resume_reports_unusable_runs_and_finishes_others(
-    root: Path, tmp_path: Path, console: Console, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("a", "b"):
-        stop_one(root, tmp_path / name)
-    (note,) = (tmp_path / "a").rglob("run.json")
-    note.write_text("{")
-    assert resume_all(tmp_path, RunOptions(), root, console) == 2
-    (problem,) = caplog.messages
-    assert problem.startswith(f"{note}: is not a valid note of a stopped run")
-    assert len(list(Store(tmp_path / "b"))) == 1
-    with pytest.raises(UserError, match="is not a valid note of a stopped run"):
-        resume_all(tmp_path, RunOptions(), root, console)
-    with pytest.raises(UserError, match="no stopped run under"):
-        resume_all(tmp_path / "b", RunOptions(), root, console)
-
-
-def stopped_at_once(given: list[Job], place: RunEnvironment, **more: object) -> Iterator[Event]:
-    for event in execute(given, place, stop=lambda: True):
-        if isinstance(event.what, Stopped):
-            os.kill(os.getpid(), signal.SIGINT)
-        yield event
-
-
-def test_brackets_in_path_are_not_markup(root: Path, tmp_path: Path, console: Console) -> None:
-    runs = tmp_path / "r[bold]x"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "execute", stopped_at_once)
-        assert exit_code(jobs(root, 1), RunEnvironment(runs, root, CPU), console) == 130
-    assert f"and saved. Continue with: contnorm resume '{runs}'" in printed(console)
-    assert run_seeds(VALUES, [0], RunOptions(), root, runs, console) == 0
-    assert f"recorded in {runs}" in printed(console)
-
-
-@pytest.mark.slow
-def test_signal_while_processes_start(root: Path, tmp_path: Path) -> None:
+def test_signal_while_processes_work(tmp_path: Path, root: Path) -> None:
     """The whole group gets the signal, as at a terminal: no process shows a traceback, and nothing is lost."""
     command = [sys.executable, "-m", "contnorm", "run", "--data-root", str(root), "--runs", str(tmp_path / "runs")]
-    command += ["--norm", "bn", "--seeds", "2", "--lanes", "2", "--set", "stream.train_per_task=400"]
+    command += ["--norm", "bn", "--seeds", "2", "--lanes", "2", "--model", "resnet18", "--stream", "split-cifar100"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
-        deadline = time.monotonic() + 60
+    with subprocess.Popen([*command, "--allow-missing"], **pipes) as process:  # type: ignore[call-overload]
+        deadline = time.monotonic() + 100
         while len(list(tmp_path.rglob("run.json"))) < 2 and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(0.2)
+            time.sleep(0.05)
+        time.sleep(1)
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=100)
-    assert process.returncode == 130 and err.startswith("contnorm: stopping") and err.count("\n") == 1
-    assert f"contnorm resume {tmp_path / 'runs'}" in out and "ACC" not in out
-    assert len(stopped_runs(tmp_path).runs) == 2
+    assert process.returncode == 130 and err.startswith("contnorm: stopping") and err.count("\n") == 1, err
+    assert "Run it again to continue." in out and "ACC" not in out
+    assert len(unfinished_runs(tmp_path / "runs")) == 2
 
 
 def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
-    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+    mnist: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CONTNORM_ALLOW_MISSING")
-    with pytest.raises(UserError, match=r"69,500 of 70,000 images are missing .*--allow-missing"):
-        run_seeds(VALUES, [0], RunOptions(), root, tmp_path / "refused", console)
-    assert not list(tmp_path.rglob("*.json")), "nothing is left of a run that was refused"
-    *_, event = execute(jobs(root, 1), RunEnvironment(tmp_path, root, CPU, allow_missing=True), stop=lambda: True)
-    assert isinstance(event.what, Stopped)
-    assert resume_all(tmp_path, RunOptions(), root, console) == 0
-    (record,) = Store(tmp_path)
-    source = record.raw["source"]
-    assert source["missing_images"] == 69_500 and source["images"] == 500 and source["published_images"] == 70_000
-    assert "500 of the 70,000 published images of mnist" in printed(console)
-
-
-def test_every_command_that_loads_data_takes_allow_missing() -> None:
-    takes = {name for name in COMMANDS if any(p.name == "allow_missing" for p in load_command(name).params)}
-    assert takes == {"run", "sweep", "resume", "diagnose", "paper", "tune", "data"}
+    typed = ["run", *mnist, "--norm", "bn"]
+    done = CliRunner().invoke(app, [one for one in typed if one != "--allow-missing"])
+    assert isinstance(done.exception, UserError) and "images are missing" in str(done.exception)
+    assert not (tmp_path / "runs").exists(), "nothing is left of a run that was refused"
+    assert call(*typed)[0] == 0
+    (record,) = Store(tmp_path / "runs")
+    assert record.raw["source"]["missing_images"] > 0
 
 
 def test_progress_bar_is_shown_while_images_are_decoded(tmp_path: Path) -> None:
@@ -272,18 +329,3 @@ def test_progress_bar_is_shown_while_images_are_decoded(tmp_path: Path) -> None:
         load_with_progress("mini-imagenet", tmp_path, terminal, bars=bars)
         assert not bars.tasks
     assert isinstance(terminal.file, io.StringIO) and "decoding pictures" in terminal.file.getvalue()
-    (tmp_path / ".contnorm" / "mini-imagenet.json").unlink()
-    load_with_progress("mini-imagenet", tmp_path, terminal)
-
-
-def test_ctrl_c_while_data_is_loaded_exits_130(
-    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*given: object, **more: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)
-
-    monkeypatch.setattr(data_progress, "load_source", interrupted)
-    before = signal.getsignal(signal.SIGINT)
-    assert exit_code(jobs(root, 1), RunEnvironment(tmp_path, root, CPU), console) == 130
-    assert signal.getsignal(signal.SIGINT) is before

@@ -5,18 +5,19 @@ from __future__ import annotations
 import io
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from contnorm.bench.api.execution import RunOptions
+from contnorm.bench.api import execution as running
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine import runner as engine_runs
-from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.units import group_jobs
+from contnorm.bench.engine.execute import execute, group_runs
+from contnorm.bench.engine.run import Event, Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.cli.paper import run_recipe
 from contnorm.cli.tune import tune_recipe
@@ -31,7 +32,7 @@ from contnorm.paper.selection import RATES, RateResult, find_selection, read_sel
 from tests.cli.terminal import printed
 from tests.datasets import small_cifar100
 
-ALONE = RunOptions("cpu", 1, 1)
+ALONE = RunOptions()
 ROOT = Path(__file__).resolve().parents[2]
 TUNED, SELECTED = (
     ROOT / "docs/records/split-cifar100-coarse-grid.jsonl.gz",
@@ -148,7 +149,7 @@ def test_rate_with_diverged_run_is_not_chosen(root: Path, tmp_path: Path, recipe
     (one,) = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own").rates
     assert one.lr == 0.01 and [(tried.seeds, tried.diverged) for tried in one.grid] == [(2, 0), (0, 2)]
     stored = Store(tmp_path / "runs").load_all()
-    assert len(stored.records) == 2 and len(stored.diverged_runs) == 2
+    assert len(stored.records) == 2 and len(stored.diverged) == 2
 
 
 def test_no_rate_chosen_if_all_diverged(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
@@ -161,15 +162,16 @@ def test_stop_keeps_runs_and_chooses_nothing(
     root: Path, tmp_path: Path, recipe: str, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = wanted(root, tmp_path, only=["norm=bn", "strategy=er"])
-    real, seen = engine_runs.train_together, []
 
-    def stop_in_the_second(lanes, *args, **more):  # type: ignore[no-untyped-def]
-        seen.append(lanes)
-        if len(seen) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return real(lanes, *args, **more)
+    def stopped_in_the_second(*given: Any) -> Iterator[Event]:
+        finished = 0
+        for event in execute(*given):
+            yield event
+            finished += event.kind == "finished"
+            if finished == 1 and event.kind == "started":
+                signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(engine_runs, "train_together", stop_in_the_second)
+    monkeypatch.setattr(running, "execute", stopped_in_the_second)
     assert tune_recipe(recipe, options, console) == 130
     assert "runs are missing, so no learning rate is chosen yet" in printed(console)
     assert not (tmp_path / "runs" / "selected").exists()
@@ -235,7 +237,7 @@ def test_smoke_test_chooses_nothing(root: Path, tmp_path: Path, recipe: str, con
     assert "no learning rate is chosen" in printed(console) and not (tmp_path / "runs" / "selected").exists()
 
 
-def grids_of(name: str, options: TuneOptions) -> tuple[list[lr_search.RateGrid], RecipeRecords, RunEnvironment]:
+def grids_of(name: str, options: TuneOptions) -> tuple[list[lr_search.RateGrid], RecipeRecords, RunOptions]:
     environment = lr_search._environment(options)
     records = RecipeRecords(Store(environment.runs), range(options.seeds))
     return lr_search._grids(find_recipe(name), options, records, environment.data_root), records, environment
@@ -264,7 +266,7 @@ def test_grids_use_validation_tasks(name: str, root: Path, tmp_path: Path) -> No
     assert len(grids) == len({place for place in places if place[0] == "split-cifar100"})
 
 
-def but_for_the_rate(job: Job) -> RunConfig:
+def but_for_the_rate(job: Run) -> RunConfig:
     return replace(job.config, train=replace(job.config.train, lr=1.0))
 
 
@@ -274,8 +276,8 @@ def test_gpu_runs_a_grid_in_one_graph(root: Path, tmp_path: Path, monkeypatch: p
     grids, records, environment = grids_of("table2", options)
     by_grid = [records.jobs(grid.configs.values()) for grid in grids]
     jobs = [job for some in by_grid for job in some]
-    groups = [group.jobs for group in group_jobs(jobs, environment)]
-    assert groups == by_grid and {len(group) for group in groups} == {15}
+    groups = group_runs(jobs, environment.lane_count)
+    assert [list(group) for group in groups] == by_grid and {len(group) for group in groups} == {15}
 
 
 def test_grid_continues_in_recorded_precision(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.norm_entry import NormEntry
+from contnorm.registry import NormInfo
 from contnorm.testing import NormReference
 from tests.float64_norms import FLOAT64_NORMS, Setting
 
@@ -35,7 +35,7 @@ def setting(layer: nn.Module) -> Setting:
     )
 
 
-def reference(spec: NormEntry) -> NormReference:
+def reference(spec: NormInfo) -> NormReference:
     """The expected output and running moments of a layer, by the formula of its norm."""
     formula: Any = FLOAT64_NORMS[spec.name]
 

@@ -28,7 +28,6 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "registry",
-            "norm_entry",
             "bench.strategies.registry",
             "bench.models",
             "errors",
@@ -37,38 +36,29 @@ WITHOUT_TORCH = [
             "bench.rng",
             "bench.record_checks",
             "bench.records",
-            "bench.runs",
-            "bench.exports",
             "bench.loggers",
             "bench.metrics.task_scores",
-            "cli.export",
-            "cli.archive",
             "bench.metrics",
             "bench.metrics.multilabel",
             "bench.metrics.memory_stats",
             "bench.stats",
             "bench.sequential",
-            "bench.spread",
-            "bench.decision",
-            "bench.power_analysis",
             "bench.files",
             "bench.memories",
             "bench.plan",
-            "bench.user_code",
+            "bench.components",
             "bench.streams.tasks",
             "bench.data.registry",
             "bench.data.fetch",
-            "report.cubes",
             "diagnosis.result",
-            "report.page_views",
-            "report.summaries",
+            "report.report",
+            "report.runs",
             "cli.main",
             "cli.data",
             "cli.ls",
             "bench.config.defaults",
             "cli.show",
             "cli.compare",
-            "cli.power",
             "cli.paper_tables",
             "cli.report",
             "paper.recipe",
@@ -88,19 +78,19 @@ def test_imports_with_torch_blocked(module: str) -> None:
 
 def test_blocking_torch_works() -> None:
     with pytest.raises(AssertionError, match="torch"):
-        python(f"{BLOCKED}import contnorm.layers.batch")
+        python(f"{BLOCKED}import contnorm.norms.batch")
 
 
 @pytest.mark.slow
 def test_layer_imports_only_torch_and_the_norm_library() -> None:
     """So that importing is fast: no other library, and neither the bench nor its reports."""
     code = (
-        "import sys, torch; before = set(sys.modules); import contnorm; contnorm.ContinualNorm2d\n"
+        "import sys, torch; before = set(sys.modules); from contnorm.norms.continual import ContinualNorm2d\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     brought = python(code).split()
-    assert "contnorm.layers.continual" in brought
-    rooms = {"checks", "functional", "kernels", "layers", "lazy_names"}
+    assert "contnorm.norms.continual" in brought
+    rooms = {"checks", "errors", "kernels", "norms"}
     assert {tuple(name.split(".")[:2]) for name in brought} == {("contnorm",), *(("contnorm", room) for room in rooms)}
 
 

@@ -10,14 +10,12 @@ import copy
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from contnorm.kernels.cpp.library import unavailable_reason
-from contnorm.norm_entry import NormEntry
-from contnorm.registry import NORMS, create_norm
+from contnorm.registry import NORMS, NormInfo, create_norm
 from contnorm.testing import NORM_CHECKS, NormCheck, check_norm
 from contnorm.testing.subject import CHANNELS, SHAPES, NormSubject
 from tests.contracts.formulas import reference, setting
@@ -40,11 +38,11 @@ every_moment_norm = pytest.mark.parametrize(
 )
 
 
-def subject(spec: NormEntry) -> NormSubject:
+def subject(spec: NormInfo) -> NormSubject:
     return NormSubject(spec, (1, 2, 3), torch.device("cpu"), reference(spec))
 
 
-def make(spec: NormEntry, rank: int = 4, **options: Any) -> Any:
+def make(spec: NormInfo, rank: int = 4, **options: Any) -> Any:
     return subject(spec).make(rank, **options)
 
 
@@ -70,11 +68,11 @@ def test_few_checks_are_skipped() -> None:
             strict=True,
         ).skipped
     }
-    assert skipped == {"declared_ranks", "task_hooks", "auxiliary_loss", "replay_request"}
+    assert skipped == {"declared_ranks", "task_hooks", "auxiliary_loss", "replay_request", "update_bn"}
 
 
 @every_norm
-def test_has_a_float64_reference(spec: NormEntry) -> None:
+def test_has_a_float64_reference(spec: NormInfo) -> None:
     assert spec.name in FLOAT64_NORMS, f"write the float64 formula of {spec.name!r} in tests/float64_norms.py"
 
 
@@ -90,7 +88,7 @@ def test_float64_references_have_all_parameters() -> None:
 
 
 @every_norm
-def test_declared_rank_is_explained(spec: NormEntry) -> None:
+def test_declared_rank_is_explained(spec: NormInfo) -> None:
     for rank in (rank for rank in SHAPES if f"rank{rank}" in spec.cannot):
         with pytest.raises(ValueError, match="one value per"):
             make(spec, rank)(subject(spec).data(rank))
@@ -99,18 +97,17 @@ def test_declared_rank_is_explained(spec: NormEntry) -> None:
 
 
 @every_moment_norm
-def test_one_value_per_channel_raises_as_in_torch(spec: NormEntry) -> None:
+def test_one_value_per_channel_raises_as_in_torch(spec: NormInfo) -> None:
     layer, x = make(spec, 2), subject(spec).data(2, size=1)
     with pytest.raises(ValueError, match="Expected more than 1 value") as stock:
         nn.BatchNorm1d(CHANNELS)(x)
-    message = re.escape(f"{type(layer).__name__}: {stock.value}")  # torch's message, with our name
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(str(stock.value))):
         layer(x)
     assert layer.num_batches_tracked.item() == 0
 
 
 @every_norm
-def test_repr_shows_class_and_options(spec: NormEntry) -> None:
+def test_repr_shows_class_and_options(spec: NormInfo) -> None:
     shown = repr(make(spec))
     assert str(CHANNELS) in shown
     assert not spec.grouped or "num_groups=2" in shown
@@ -119,7 +116,7 @@ def test_repr_shows_class_and_options(spec: NormEntry) -> None:
 
 
 @every_moment_norm
-def test_frozen_moments_cannot_be_reset(spec: NormEntry) -> None:
+def test_frozen_moments_cannot_be_reset(spec: NormInfo) -> None:
     layer = make(spec)
     layer.stats_frozen = True
     with pytest.raises(RuntimeError, match="frozen and can't be reset"):
@@ -127,7 +124,7 @@ def test_frozen_moments_cannot_be_reset(spec: NormEntry) -> None:
 
 
 @every_moment_norm
-def test_use_running_normalizes_with_constants(spec: NormEntry, device: torch.device) -> None:
+def test_use_running_normalizes_with_constants(spec: NormInfo, device: torch.device) -> None:
     """`use_running`, the conversion of FrozenBatchNorm2d: training equals evaluation, and nothing is updated."""
     layer, x = make(spec).to(device), subject(spec).data().to(device)
     layer(x)
@@ -140,43 +137,30 @@ def test_use_running_normalizes_with_constants(spec: NormEntry, device: torch.de
 
 
 @every_moment_norm
-def test_batch_that_raises_is_not_counted(spec: NormEntry) -> None:
+def test_batch_that_raises_is_not_counted(spec: NormInfo) -> None:
     layer = make(spec, 2, **({"num_groups": CHANNELS} if spec.grouped else {}))
     bad = [torch.zeros(1, CHANNELS), torch.zeros(3, CHANNELS + 1), torch.zeros(3, CHANNELS, dtype=torch.int64)]
     for x in bad + ([torch.randn(4, CHANNELS)] if spec.grouped else []):
-        with pytest.raises(ValueError, match=type(layer).__name__):
+        with pytest.raises((ValueError, TypeError)):
             layer(x)
     assert layer.num_batches_tracked.item() == 0
     assert torch.equal(layer.running_mean, torch.zeros(CHANNELS))
 
 
 @every_norm
-def test_wrong_input_raises(spec: NormEntry) -> None:
+def test_wrong_input_raises(spec: NormInfo) -> None:
     layer = make(spec)
-    name = type(layer).__name__
-    with pytest.raises(
-        ValueError, match=rf"{name}: expected an input of shape \(N, C, H, W\), got \(6, 8\). Use {name[:-2]}1d"
-    ):
+    with pytest.raises(ValueError, match=r"expected 4-d input with 8 channels .* got shape \(6, 8\)"):
         layer(subject(spec).data(2))
-    with pytest.raises(ValueError, match=rf"{name}: built for 8 channels, got an input of shape \(2, 3, 4, 4\) with 3"):
+    with pytest.raises(ValueError, match=r"expected 4-d input with 8 channels .* got shape \(2, 3, 4, 4\)"):
         layer(torch.zeros(2, 3, 4, 4))
-    with pytest.raises(
-        ValueError, match=rf"{name}: expected float16, bfloat16, float32 or float64 input, got torch.int64"
-    ):
-        layer(torch.zeros(2, 8, 4, 4, dtype=torch.int64))
-    for dtype in (torch.complex64, torch.float8_e4m3fn, torch.bool):
-        with pytest.raises(ValueError, match=rf"{name}: expected float16, .* got {dtype}"):
+    for dtype in (torch.int64, torch.complex64, torch.bool):
+        with pytest.raises(TypeError, match="expected a floating-point input"):
             layer(torch.zeros(2, 8, 4, 4).to(dtype))
-    for layout in (torch.zeros(2, 8, 4, 4).to_sparse(), torch.nested.nested_tensor([torch.zeros(8, 4, 4)] * 2)):
-        with pytest.raises(ValueError, match=rf"{name}: expected a dense input"):
-            layer(layout)
-    for other in (None, [1.0], np.zeros((2, 8, 4, 4), np.float32)):
-        with pytest.raises(TypeError, match=rf"{name}: expected a torch\.Tensor as input, got {type(other).__name__}"):
-            layer(other)
 
 
 @every_moment_norm
-def test_layers_without_batch_counter_match_torch(spec: NormEntry) -> None:
+def test_layers_without_batch_counter_match_torch(spec: NormInfo) -> None:
     """Torch's batch norm accepts a counter of None: moments are updated, and nothing is counted."""
     layer, twin, x = make(spec), make(spec), subject(spec).data()
     layer.num_batches_tracked = None
@@ -184,25 +168,36 @@ def test_layers_without_batch_counter_match_torch(spec: NormEntry) -> None:
     assert torch.equal(layer.running_mean, twin.running_mean)
     cumulative = make(spec, momentum=None)
     cumulative.num_batches_tracked = None
-    with pytest.raises(ValueError, match=f"{type(layer).__name__}: momentum=None averages"):
+    with pytest.raises(ValueError, match="momentum=None needs the counter"):
         cumulative(x)
 
 
 @every_norm
-def test_wrong_arguments_raise(spec: NormEntry) -> None:
-    name = type(make(spec)).__name__
-    with pytest.raises(ValueError, match=rf"{name}: num_features=0 must be a whole number of channels"):
-        create_norm(spec.name, 0)
-    if spec.name != "none":
-        with pytest.raises(ValueError, match=rf"{name}: eps=-1e-05 must be 0 or more"):
-            make(spec, eps=-1e-5)
-        with pytest.raises(ValueError, match=rf"{name}: eps='small' must be 0 or more"):
-            make(spec, eps="small")
-    if spec.keeps_moments:
-        with pytest.raises(ValueError, match=rf"{name}: momentum=1.5 must lie in \[0, 1\]"):
-            make(spec, momentum=1.5)
-        with pytest.raises(ValueError, match=rf"{name}: momentum='slow' must lie in \[0, 1\]"):
-            make(spec, momentum="slow")
-    if spec.grouped:
-        with pytest.raises(ValueError, match=rf"{name}: num_groups=3 does not divide the 8 channels.*: 1, 2, 4, 8"):
-            make(spec, num_groups=3)
+def test_wrong_arguments_raise(spec: NormInfo) -> None:
+    wrong: list[dict[str, Any]] = [{"eps": -1e-5}, {"eps": 8}] if spec.name != "none" else []
+    wrong += [{"momentum": 1.5}, {"momentum": -0.1}] if spec.keeps_moments else []
+    wrong += [{"num_groups": 3}, {"num_groups": 0}, {"num_groups": "many"}] if spec.grouped else []
+    for options in wrong:
+        with pytest.raises(ValueError, match=next(iter(options))):
+            make(spec, **options)
+
+
+@pytest.mark.parametrize(
+    ("norm", "option", "value"),
+    [
+        ("adab2n", "kappa", 1.5),
+        ("adab2n", "lam", -0.1),
+        ("adab2n", "ada_t0", 100),
+        ("bnt", "balanced_size", 0),
+        ("brn", "r_max", 0.5),
+        ("brn", "d_max", float("inf")),
+        ("brn", "total_steps", 0),
+        ("cn", "order", "bn"),
+        ("cn", "kernel", "fast"),
+        ("gn_ws", "weight_eps", -1),
+        ("iabn", "k", float("nan")),
+    ],
+)
+def test_wrong_options_raise(norm: str, option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{option}=" if option != "weight_eps" else "eps="):
+        create_norm(norm, 64, **{option: value})

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from contnorm.cli.main import COMMANDS, load_command
-from tests.integrations.conformance import FRAMEWORKS
 
 PACKAGES = [f"contnorm.{name}" for name in ("bench", "benchmarks", "diagnosis", "paper", "report")]
+FRAMEWORKS = ("timm", "lightning", "transformers", "hub", "avalanche", "mammoth", "optuna")
 INTEGRATIONS = [f"contnorm.integrations.{name}" for name in FRAMEWORKS]
 PUBLIC = {"contnorm", "contnorm.functional", *PACKAGES, *INTEGRATIONS}
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
@@ -37,7 +37,7 @@ def test_examples_import_only_the_public_api(example: Path) -> None:
 
 
 def test_imports_below_the_public_api_are_noticed() -> None:
-    assert not imported_modules("def f():\n    from contnorm.bench.engine.job import Job\n") <= PUBLIC
+    assert not imported_modules("def f():\n    from contnorm.bench.engine.run import Job\n") <= PUBLIC
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -46,7 +46,7 @@ def test_public_names_exist_and_have_docs(package: str) -> None:
     assert module.__all__ and set(module.__all__) <= set(dir(module))
     for name in module.__all__:
         assert inspect.getdoc(getattr(module, name)), name
-    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'.*Public names"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'"):
         _ = module.nothing
 
 
@@ -58,9 +58,7 @@ def test_command_help_in_list_equals_docstring(name: str) -> None:
     assert all(getattr(parameter, "help", None) for parameter in command.params if parameter.name != "help")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["paper", "--help"], ["speed", "--help"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["paper", "--help"]])
 def test_help_starts_without_torch(arguments: list[str]) -> None:
     heavy = ["torch", "scipy", "matplotlib", "pandas", *(["pydantic", "numpy"] if len(arguments) == 1 else [])]
     code = (

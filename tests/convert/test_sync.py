@@ -53,30 +53,19 @@ def test_revert_sync_restores_the_local_layers(norm: str) -> None:
     assert [type(model[i]).__name__[-2:] for i in (1, 5)] == ["2d", "1d"]
 
 
-def test_dimension_of_layers_of_torch_is_that_of_the_input() -> None:
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(network())
-    cn.revert_sync(model, example_input=X)
-    assert [type(model[i]).__name__ for i in (1, 5)] == ["BatchNorm2d", "BatchNorm1d"]
-    assert torch.equal(model(X), network()(X))
-
-
 def test_dimension_is_an_argument_or_that_of_the_convolutions() -> None:
     assert isinstance(cn.revert_sync(nn.Sequential(nn.SyncBatchNorm(4)), dim=3)[0], nn.BatchNorm3d)
     model = nn.Sequential(nn.Conv3d(1, 4, 1), nn.SyncBatchNorm(4))
     assert isinstance(cn.revert_sync(model)[1], nn.BatchNorm3d)
     model = nn.Sequential(nn.Conv3d(1, 4, 1), nn.Conv2d(1, 4, 1), nn.SyncBatchNorm(4))
-    with pytest.raises(
-        ValueError, match=r"revert_sync: layer '2' \(SyncBatchNorm\): .* Give dim=1, 2 or 3, or example"
-    ):
+    with pytest.raises(ValueError, match=r"layer '2' \(SyncBatchNorm\): .* Give dim=1, 2 or 3"):
         cn.revert_sync(model)
     recorded = cn.convert_sync(nn.Sequential(nn.BatchNorm2d(4)))
     assert isinstance(cn.revert_sync(recorded, dim=3)[0], nn.BatchNorm2d)  # the layer that it was
-    with pytest.raises(ValueError, match="revert_sync: the model can't be run on example_input"):
-        cn.revert_sync(nn.Sequential(nn.SyncBatchNorm(4)), example_input=torch.zeros(2, 3))
 
 
 def test_revert_sync_needs_a_synchronized_layer() -> None:
-    with pytest.raises(ValueError, match=r"revert_sync: nothing to convert .*none of its 2 norm layers needs it"):
+    with pytest.raises(ValueError, match="revert_sync: nothing to convert"):
         cn.revert_sync(network())
 
 
@@ -93,7 +82,7 @@ def test_synchronized_layers_convert_to_every_norm(start: str, to: str) -> None:
     model = cn.convert_sync(network(start))
     model(X)
     local = cn.revert_sync(copy.deepcopy(model))
-    options = groups(to)
+    options = {**groups(to), **({"apply_act": False} if NORMS[to].absorbs_activation else {})}
     skip = {"skip": "5"} if to in ("in", "frn") else {}  # not defined for (N, C) input
     if NORMS[to].keeps_moments and to not in SYNCED:
         before = cn.norm_spec(model)

@@ -33,7 +33,7 @@ class MyMemory(bench.Memory):
 class MyStrategy(bench.Strategy):
     """The loss of the stream alone."""
 
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         return head.cross_entropy(bench.forward(model, stream), stream).mean(), None
 
 

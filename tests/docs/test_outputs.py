@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from contnorm.bench.data.multilabel import list_csv
 from contnorm.bench.data.multilabel_build import build
-from contnorm.bench.data.multilabel_listings import list_csv
 from tests.docs.pages import ROOT
 
 
@@ -31,4 +31,4 @@ def test_csv_example_builds(tmp_path: Path) -> None:
         (tmp_path / picture).parent.mkdir(exist_ok=True)
         image.new("RGB", (20, 10)).save(tmp_path / picture)
     manifest = build(list_csv("beaches", tmp_path / "labels.csv", tmp_path), tmp_path / "beaches", side=8)
-    assert manifest["complete"] and manifest["class_names"] == ["palm", "sea", "sky"]
+    assert manifest["about"]["complete"] and manifest["class_names"] == ["palm", "sea", "sky"]

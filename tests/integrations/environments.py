@@ -1,4 +1,4 @@
-"""Install each integration in an environment of its own, run its tests there and record them.
+"""Install each integration in an environment of its own, run its tests there.
 
 Usage: python tests/integrations/environments.py [NAME ...] [--keep]
 
@@ -67,7 +67,7 @@ def run(name: str, keep: bool) -> bool:
     try:
         python = install(folder, environment)
         tests = [environment.tests] if environment.tests else tests_of(name)
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--record-integrations", *tests]
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
         status = subprocess.run(list(map(str, command)), cwd=ROOT).returncode
     except subprocess.CalledProcessError as error:
         print(f"{name}: {' '.join(map(str, error.cmd[:6]))} ... failed with status {error.returncode}")

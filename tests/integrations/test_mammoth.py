@@ -6,7 +6,6 @@ torchvision's layout; without it, small files of random images in the same layou
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import pickle
@@ -70,8 +69,7 @@ def run(arguments: list[str], folder: Path, data: Path) -> dict[str, Any]:
 
 @needs_checkout
 @pytest.mark.slow
-@pytest.mark.feature("mammoth", "`derpp` on `seq-cifar10` with `--backbone resnet18-cn`")
-def test_command_trains_a_backbone_with_cn(tmp_path: Path, data: Path, request: pytest.FixtureRequest) -> None:
+def test_command_trains_a_backbone_with_cn(tmp_path: Path, data: Path) -> None:
     arguments = COMMAND.format(backbone="resnet18-cn").split()
     seen = run(arguments, tmp_path, data)
     assert seen["backbone"] == "resnet18-cn"
@@ -81,35 +79,16 @@ def test_command_trains_a_backbone_with_cn(tmp_path: Path, data: Path, request: 
     assert seen["moments_moved"] == 20
     assert [len(row) for row in seen["class_incremental_accuracy"]] == [1, 2]
     assert seen["bn_track_stats"] == "contnorm.integrations.mammoth"
-    if request.config.getoption("--record-integrations") and DATA is not None:
-        RECORD.write_text(json.dumps(made_record(arguments, seen), indent=1) + "\n")
 
 
 @needs_checkout
 @pytest.mark.slow
-@pytest.mark.feature("mammoth", "groups by `--num_groups`, other norms")
 def test_command_takes_groups(tmp_path: Path, data: Path) -> None:
     arguments = [*COMMAND.format(backbone="resnet18-gn").split(), "--num_groups", "4"]
     arguments[arguments.index("--stop_after") + 1] = "1"
     seen = run(arguments, tmp_path, data)
     assert seen["norm_layers"] == {"GroupNorm2d": 20} and seen["num_groups"] == [4]
     assert seen["moments_moved"] == 0 and np.isfinite(seen["losses"]).all()
-
-
-def made_record(arguments: list[str], seen: dict[str, Any]) -> dict[str, Any]:
-    assert CHECKOUT is not None
-    commit = subprocess.run(["git", "-C", CHECKOUT, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    return {
-        "mammoth": commit.stdout.strip(),
-        "versions": {
-            "contnorm": cn.__version__,
-            **{name: importlib.metadata.version(name) for name in ("torch", "torchvision", "timm")},
-        },
-        "command": " ".join(["python -m contnorm.integrations.mammoth", *arguments]),
-        "through": "tests/integrations/mammoth_runner.py: open_clip replaced if it is not installed, files of CIFAR-10 "
-        "without torchvision's checksums, one thread",
-        "seen": seen,
-    }
 
 
 def test_recorded_run_is_the_one_of_the_page() -> None:
@@ -190,57 +169,7 @@ def test_tracking_is_replaced_where_it_was_imported(modules: dict[str, Any]) -> 
     assert modules["model"].bn_track_stats is mammoth.bn_track_stats
 
 
-def test_unusable_names_are_refused(modules: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="norm 'tbbn': it needs tags"):
-        mammoth.register_backbones(["tbbn"])
-    with pytest.raises(ValueError, match="norm 'frn': it contains the activation"):
-        mammoth.register_backbones(["frn"])
-    with pytest.raises(ValueError, match="no backbone 'resnet19'"):
-        mammoth.register_backbones(["cn"], ["resnet19"])
-
-
-def test_missing_mammoth_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delitem(sys.modules, "backbone", raising=False)
-    with pytest.raises(ImportError, match=r"no module 'backbone'\. Run it in mammoth's folder"):
-        mammoth.register_backbones()
-    monkeypatch.setitem(sys.modules, "backbone", ModuleType("backbone"))
-    monkeypatch.setattr(sys.modules["backbone"], "__file__", "elsewhere.py", raising=False)
-    with pytest.raises(ImportError, match=r"elsewhere\.py is not mammoth's"):
-        mammoth.register_backbones()
-
-
-@pytest.mark.parametrize(("arguments", "words"), [([], "script is missing"), (["nowhere.py"], "no nowhere.py")])
-def test_launcher_without_script(arguments: list[str], words: str) -> None:
-    with pytest.raises(SystemExit, match=words):
-        mammoth.main(arguments)
-
-
-def test_launcher_outside_of_mammoth(tmp_path: Path) -> None:
-    script = tmp_path / "main.py"
-    script.write_text("")
-    with pytest.raises(SystemExit, match="not in a folder of mammoth"):
-        mammoth.main([str(script)])
-
-
-def test_launcher_in_a_folder_of_another_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: dict[str, Any]
-) -> None:
-    (tmp_path / "backbone").mkdir()
-    (tmp_path / "main.py").write_text("")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delattr(sys.modules["backbone"], "register_backbone")
-    with pytest.raises(SystemExit, match="is not mammoth's: it has no register_backbone"):
-        mammoth.main([str(tmp_path / "main.py")])
-
-
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_launcher_prints_its_usage(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    mammoth.main([option])
-    assert "usage: python -m contnorm.integrations.mammoth SCRIPT" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("norm", ["bn", "cn", "brn", "sn", "iabn"])
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize(("norm", "dim"), [("bn", 1), ("cn", 3), ("brn", 2)])
 def test_tracking_keeps_moments_and_freezes(norm: str, dim: int) -> None:
     layer = cn.create_norm(norm, 4, dim=dim, **({"num_groups": 2} if norm == "cn" else {}))
     frozen = cn.freeze_stats(nn.BatchNorm2d(4))
@@ -259,7 +188,6 @@ def test_tracking_keeps_moments_and_freezes(norm: str, dim: int) -> None:
 
 
 @needs_checkout
-@pytest.mark.feature("mammoth", "`bn_track_stats` for all norms with moments, and as mammoth's for batch norm")
 def test_tracking_equals_that_of_mammoth_for_batch_norm() -> None:
     assert CHECKOUT is not None
     source = (Path(CHECKOUT) / "utils" / "batch_norm.py").read_text()

@@ -65,24 +65,20 @@ def check_study(study: optuna.Study, runs: Path, seeds: int) -> None:
     assert {path.name for path in runs.iterdir() if path.is_dir()} == {record.hash for record in recorded}
 
 
-@pytest.mark.feature("optuna", "pruned trials leave nothing behind")
 def test_pruned_trials_leave_nothing_behind(stream: bench.Stream, tmp_path: Path) -> None:
     check_study(optimize(stream, tmp_path, trials=4), tmp_path, seeds=1)
 
 
 @pytest.mark.slow
-@pytest.mark.feature("optuna", "pruning of runs in worker processes")
 def test_pruned_trials_of_worker_processes_leave_nothing_behind(stream: bench.Stream, tmp_path: Path) -> None:
     check_study(optimize(stream, tmp_path, trials=2, seeds=2, lanes=2), tmp_path, seeds=2)
 
 
-@pytest.mark.feature("optuna", "trials in threads (n_jobs)")
 def test_trials_in_threads_leave_nothing_behind(stream: bench.Stream, tmp_path: Path) -> None:
     check_study(optimize(stream, tmp_path, trials=4, n_jobs=2, lanes=1), tmp_path, seeds=1)
     assert threading.active_count() < 10
 
 
-@pytest.mark.feature("optuna", "mean over seeds reported after each task")
 def test_report_is_the_mean_over_seeds(stream: bench.Stream, tmp_path: Path) -> None:
     study = optimize(stream, tmp_path, trials=1, seeds=2, lanes=1)
     result = bench.Result(bench.load_runs(tmp_path))
@@ -90,35 +86,11 @@ def test_report_is_the_mean_over_seeds(stream: bench.Stream, tmp_path: Path) -> 
     assert study.trials[0].intermediate_values == pytest.approx(dict(enumerate(np.mean(rows, axis=0))))
 
 
-def test_recorded_seeds_count_in_the_report(stream: bench.Stream, tmp_path: Path) -> None:
-    bench.run(stream, norm="bn", lr=0.01, seeds=1, runs=tmp_path)
-    study = optimize(stream, tmp_path, trials=1, seeds=2, lanes=1)
-    assert list(study.trials[0].intermediate_values) == list(range(TASKS))
-
-
-def test_pruning_keeps_records_of_earlier_calls(stream: bench.Stream, tmp_path: Path) -> None:
-    before = bench.run(stream, norm="bn", lr=0.011, seeds=1, runs=tmp_path)
-    study = optimize(stream, tmp_path, trials=2, seeds=2, lanes=1)
-    assert study.trials[1].state.name == "PRUNED"
-    assert [record.seed for record in bench.load_runs(tmp_path).where(hash=before.config.hash)] == [0]
-
-
 def test_trial_is_not_pruned_after_the_last_task(stream: bench.Stream) -> None:
     trial = optuna.trial.FixedTrial({})
     trial.should_prune = lambda: True
-    events: list[bench.TaskDone] = []
+    events: list[bench.Event] = []
     bench.run(stream, norm="bn", on_task_done=events.append)
     PruneByTask(trial)(events[-1])
     with pytest.raises(TrialPruned, match="after task 0"):
         PruneByTask(trial)(events[0])
-
-
-def test_two_experiments_in_one_trial_are_refused(stream: bench.Stream) -> None:
-    callback = PruneByTask(optuna.trial.FixedTrial({}))
-    with pytest.raises(bench.UserError, match=r"two experiments.*bench\.run"):
-        bench.run_all(stream, [{"norm": "bn"}, {"norm": "gn"}], lanes=1, on_task_done=callback)
-
-
-def test_unknown_score_names_those_of_the_runs(stream: bench.Stream) -> None:
-    with pytest.raises(bench.UserError, match=r"score='map'.*accuracy"):
-        bench.run(stream, norm="bn", on_task_done=PruneByTask(optuna.trial.FixedTrial({}), score="map"))

@@ -1,48 +1,40 @@
 """transformers: norms in config.json, models loaded with them, and a trainer that re-estimates moments."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
 from transformers import (
-    AutoBackbone,
-    AutoModel,
     AutoModelForImageClassification,
-    ConvNextBackbone,
     ConvNextConfig,
     ConvNextForImageClassification,
-    ConvNextModel,
-    ConvNextV2Config,
-    ConvNextV2ForImageClassification,
     PreTrainedModel,
-    RegNetConfig,
-    RegNetForImageClassification,
     ResNetBackbone,
     ResNetConfig,
     ResNetForImageClassification,
-    ResNetModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
 )
+from transformers.models.convnext.modeling_convnext import ConvNextLayerNorm
 
 import contnorm as cn
-from contnorm.integrations.transformers import CONFIG_KEY, from_pretrained, record_norms, register, unregister
+from contnorm.integrations.transformers import CONFIG_KEY, MomentsTrainer, from_pretrained, record_norms
 
-RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "basic", "num_labels": 3}
-CONVNEXT = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3, "patch_size": 2}
-STAGES = {"out_features": ["stage1", "stage2"]}
-
-
-def resnet() -> ResNetForImageClassification:
-    return ResNetForImageClassification(ResNetConfig(**RESNET))
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 2}
 
 
-def convnext() -> ConvNextForImageClassification:
-    return ConvNextForImageClassification(ConvNextConfig(**CONVNEXT))
+def resnet(cls: Any = ResNetForImageClassification, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return cls(ResNetConfig(**RESNET, **options))
 
 
 def images(samples: int = 6) -> Tensor:
@@ -69,176 +61,152 @@ def same_outputs(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(x, y) for x, y in zip(outputs(a), outputs(b), strict=True))
 
 
-@pytest.fixture
-def registered() -> Iterator[None]:
-    register()
-    yield
-    unregister()
-
-
-MODELS = [
-    pytest.param(resnet, id="resnet"),
-    pytest.param(convnext, id="convnext"),
-    pytest.param(lambda: ResNetModel(ResNetConfig(**RESNET)), id="resnet-base"),
-    pytest.param(lambda: ResNetBackbone(ResNetConfig(**RESNET, **STAGES)), id="resnet-backbone"),
-    pytest.param(lambda: ConvNextBackbone(ConvNextConfig(**CONVNEXT, **STAGES)), id="convnext-backbone"),
-    pytest.param(lambda: ConvNextV2ForImageClassification(ConvNextV2Config(**CONVNEXT)), id="convnextv2"),
-    pytest.param(
-        lambda: RegNetForImageClassification(
-            RegNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=4, num_labels=3)
-        ),
-        id="regnet",
-    ),
-]
-
-
-@pytest.mark.feature("transformers", "norms in `config.json`: `from_pretrained` after `save_pretrained` is bit-equal")
-@pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("norm", ["cn", "gn", "brn", "sn"])
-def test_loaded_model_has_norms_and_outputs(make: Any, norm: str, tmp_path: Path, registered: None) -> None:
-    options = {"num_groups": 2} if norm in ("cn", "gn") else {}
-    model = trained(cn.convert_norm(make(), norm, **options))
-    if norm == "cn":
-        cn.freeze_stats(model)
-    model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path)
-    assert type(loaded) is type(model)
-    assert cn.norm_spec(loaded) == cn.norm_spec(model)
-    assert same_outputs(loaded, model)
-    ours, theirs = dict(model.named_buffers()), dict(loaded.named_buffers())
-    assert ours.keys() == theirs.keys()
-    if norm != "brn":  # whose limits follow from the batch counter at the next batch
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    loaded.train()(images())  # all tensors are on the device, and it can be trained
-    loaded.save_pretrained(tmp_path / "again")
-    assert json.loads((tmp_path / "again/config.json").read_text())[CONFIG_KEY] == cn.norm_spec(model)
-
-
-@pytest.mark.feature("transformers", "auto classes, base models and backbones load the norms")
-@pytest.mark.parametrize("use_register", [False, True])
-@pytest.mark.parametrize(
-    ("make", "cls"),
-    [
-        (resnet, AutoModelForImageClassification),
-        (resnet, AutoModel),
-        (resnet, ResNetModel),
-        (lambda: ResNetModel(ResNetConfig(**RESNET)), AutoModelForImageClassification),
-        (lambda: ResNetForImageClassification(ResNetConfig(**RESNET, **STAGES)), ResNetBackbone),
-        (convnext, AutoModelForImageClassification),
-        (convnext, ConvNextModel),
-        (lambda: ConvNextForImageClassification(ConvNextConfig(**CONVNEXT, **STAGES)), ConvNextBackbone),
-    ],
-)
-def test_other_class_loads_norms_of_shared_layers(make: Any, cls: Any, use_register: bool, tmp_path: Path) -> None:
-    model = trained(cn.convert_norm(make(), "cn", num_groups=2))
+@pytest.mark.parametrize("make", [resnet, lambda: resnet(ResNetBackbone, out_features=["stage1", "stage2"])])
+def test_loaded_model_has_norms_and_outputs(make: Any, norm: str, tmp_path: Path) -> None:
+    model = trained(cn.convert_norm(make(), norm, **({"num_groups": 2} if norm in ("cn", "gn") else {})))
+    cn.freeze_stats(model)
     record_norms(model).save_pretrained(tmp_path)
-    if use_register:
-        register()
-        try:
-            loaded = cls.from_pretrained(str(tmp_path))
-        finally:
-            unregister()
-    else:
-        loaded = from_pretrained(cls, str(tmp_path))
-    own = {path: entry for path, entry in cn.norm_spec(loaded)["norms"].items() if entry["norm"] == "cn"}
-    saved = {path: entry for path, entry in cn.norm_spec(model)["norms"].items() if entry["norm"] == "cn"}
-
-    def shortened(entries: dict[str, Any]) -> dict[str, Any]:
-        return {path.removeprefix("resnet.").removeprefix("convnext."): entry for path, entry in entries.items()}
-
-    assert shortened(own) == shortened(saved) and own
-    base, expected = getattr(loaded, loaded.base_model_prefix, loaded), getattr(model, model.base_model_prefix, model)
-    stages = lambda m: m.eval()(images(), output_hidden_states=True).hidden_states  # noqa: E731
-    assert all(torch.equal(a, b) for a, b in zip(stages(base), stages(expected), strict=True))
+    for cls in (type(model), *([AutoModelForImageClassification] if make is resnet else [])):
+        loaded = from_pretrained(cls, tmp_path)
+        assert type(loaded) is type(model) and cn.norm_spec(loaded) == cn.norm_spec(model)
+        assert same_outputs(loaded, model)
+        loaded.train()(images())  # all tensors are there, and it can be trained
+    if norm == "cn":  # what the integration is for: batch norm takes the weights without an error
+        assert not same_outputs(type(model).from_pretrained(tmp_path), model)
 
 
-def test_auto_backbone_loads_norms_of_folder(tmp_path: Path) -> None:
-    model = trained(cn.convert_norm(ResNetBackbone(ResNetConfig(**RESNET, **STAGES)), "cn", num_groups=2))
-    record_norms(model).save_pretrained(tmp_path)
-    loaded = from_pretrained(AutoBackbone, tmp_path)
-    assert type(loaded) is ResNetBackbone and same_outputs(loaded, model)
+def test_layer_norms_of_convnext_are_declared(tmp_path: Path) -> None:
+    config = ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=3, patch_size=2)
+    model = ConvNextForImageClassification(config)
+    between_stages = [n for n, m in model.named_modules() if getattr(m, "data_format", "") == "channels_first"]
+    cn.convert_norm(model, "cn", num_groups=2, only=between_stages, treat_as={ConvNextLayerNorm: "ln"})
+    assert model.train()(images()).logits.shape == (6, 3)
 
 
-def test_plain_loading_without_registration_differs(tmp_path: Path) -> None:
-    """What the integration is for: torch's batch norm takes the weights of CN without an error."""
-    model = trained(cn.convert_norm(resnet(), "cn", num_groups=2))
-    record_norms(model).save_pretrained(tmp_path)
-    assert not same_outputs(ResNetForImageClassification.from_pretrained(tmp_path), model)
-    assert same_outputs(from_pretrained(ResNetForImageClassification, tmp_path), model)
-
-
-@pytest.mark.parametrize("make", [resnet, convnext])
-def test_config_of_unchanged_model_stays_the_same(make: Any, tmp_path: Path, registered: None) -> None:
-    model = trained(make())
-    model.save_pretrained(tmp_path)
-    assert CONFIG_KEY not in json.loads((tmp_path / "config.json").read_text())
-    assert same_outputs(type(model).from_pretrained(tmp_path), model)
-
-
-def test_description_is_removed_with_the_norms(tmp_path: Path, registered: None) -> None:
-    loaded = resnet()
-    cn.convert_norm(loaded, "cn", num_groups=2).save_pretrained(tmp_path)
-    assert CONFIG_KEY in json.loads((tmp_path / "config.json").read_text())
-    cn.convert_norm(loaded, "bn").save_pretrained(tmp_path)  # undone, and so is the description
-    assert CONFIG_KEY not in json.loads((tmp_path / "config.json").read_text())
-
-
-def test_batch_norm_in_place_of_layer_norm_is_recorded(tmp_path: Path, registered: None) -> None:
-    model = trained(cn.convert_norm(convnext(), "bn"))
-    model.save_pretrained(tmp_path)
-    loaded = ConvNextForImageClassification.from_pretrained(tmp_path)
-    assert isinstance(loaded.convnext.embeddings.layernorm, nn.BatchNorm2d) and same_outputs(loaded, model)
-
-
-def test_arguments_of_loading_are_passed_on(tmp_path: Path, registered: None) -> None:
-    model = cn.convert_norm(resnet(), "cn", num_groups=2)
-    model.save_pretrained(tmp_path / "sub")
-    loaded, info = ResNetForImageClassification.from_pretrained(
-        tmp_path,
-        subfolder="sub",
-        num_labels=5,
-        ignore_mismatched_sizes=True,
-        dtype="bfloat16",
-        output_loading_info=True,
-    )
+def test_arguments_of_loading_are_passed_on(tmp_path: Path) -> None:
+    record_norms(cn.convert_norm(resnet(), "cn", num_groups=2)).save_pretrained(tmp_path / "sub")
+    options = {"subfolder": "sub", "num_labels": 5, "ignore_mismatched_sizes": True, "dtype": "bfloat16"}
+    loaded, info = from_pretrained(ResNetForImageClassification, tmp_path, output_loading_info=True, **options)
     assert loaded.classifier[1].out_features == 5 and loaded.dtype == torch.bfloat16
     assert isinstance(loaded.resnet.embedder.embedder.normalization, cn.ContinualNorm2d)
     assert len(info["mismatched_keys"]) == 2 and not info["missing_keys"]
 
 
-def test_spec_of_another_model_is_refused(tmp_path: Path) -> None:
-    model = record_norms(cn.convert_norm(resnet(), "cn", num_groups=2))
+def test_config_without_norms_and_with_those_of_another_model(tmp_path: Path) -> None:
+    model = trained(resnet())
     model.save_pretrained(tmp_path)
+    assert same_outputs(from_pretrained(ResNetForImageClassification, tmp_path), model)
+    record_norms(model).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["hidden_sizes"] = [8, 24]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"the spec does not fit ResNetForImageClassification: .*16 channels"):
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_sizes": [8, 24]}))
+    with pytest.raises(ValueError, match="the spec does not fit ResNetForImageClassification"):
         from_pretrained(ResNetForImageClassification, tmp_path)
 
 
-@pytest.mark.parametrize("cls", [ResNetForImageClassification, AutoModel])
-@pytest.mark.parametrize(
-    ("spec", "error", "words"),
-    [
-        ({"format": "contnorm.norm_spec", "version": 2, "norms": {}}, ValueError, "has version 2"),
-        ({"norms": {}}, ValueError, "not a spec of contnorm"),
-        ("cn", TypeError, "expected a spec"),
-    ],
-)
-def test_damaged_spec_is_refused_by_all_classes(
-    cls: Any, spec: Any, error: type[Exception], words: str, tmp_path: Path
-) -> None:
-    resnet().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, CONFIG_KEY: spec}))
-    with pytest.raises(error, match=words):
-        from_pretrained(cls, tmp_path)
+# --- the trainer ----------------------------------------------------------------------------------------------------
 
 
-def test_registration_is_undone() -> None:
-    before = vars(PreTrainedModel)["from_pretrained"], PreTrainedModel.save_pretrained
-    register()
-    register()
-    assert PreTrainedModel.save_pretrained is not before[1]
-    unregister()
-    assert (vars(PreTrainedModel)["from_pretrained"], PreTrainedModel.save_pretrained) == before
+class MyTrainer(MomentsTrainer, Trainer):
+    pass
+
+
+class Images(Dataset):
+    def __init__(self, samples: int = 16, seed: int = 0) -> None:
+        self.y = torch.arange(samples) % 2
+        noise = torch.randn(samples, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+        self.x = noise + self.y.view(-1, 1, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"pixel_values": self.x[index], "labels": int(self.y[index])}
+
+
+def make_trainer(folder: Path, cls: type = MyTrainer, norm: str = "cn", **options: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 2,
+        "learning_rate": 0.01,
+        "seed": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        **options.pop("arguments", {}),
+    }
+    model = resnet() if norm == "bn" else cn.convert_norm(resnet(), norm, num_groups=2)
+    given = {"model": model, "train_dataset": Images(), "eval_dataset": Images(seed=1), **options}
+    return cls(args=TrainingArguments(str(folder), **arguments), **given)
+
+
+def moments_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers() if "running" in name}
+
+
+def assert_exact(model: nn.Module, moments: dict[str, Tensor] | None = None) -> None:
+    """All samples in another order: equal up to rounding in float32."""
+    moments = moments_of(model) if moments is None else moments
+    with cn.reestimate(model, [{"pixel_values": Images().x}]):
+        torch.testing.assert_close(moments, moments_of(model), rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_checkpoint_and_resumed_training_have_norms_and_moments(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, moments_batches=100)
+    trainer.train()
+    assert CONFIG_KEY in json.loads((tmp_path / "checkpoint-6/config.json").read_text())
+    saved = from_pretrained(ResNetForImageClassification, tmp_path / "checkpoint-6")
+    assert_exact(saved)
+    data = Images(seed=1)
+    loss = nn.functional.cross_entropy(saved(data.x).logits, data.y)
+    logged = next(e["eval_loss"] for e in trainer.state.log_history if e["step"] == 6 and "eval_loss" in e)
+    assert float(loss) == pytest.approx(logged, rel=1e-4)  # as it was evaluated before it was saved
+    states = []
+    for norm in ("cn", "bn"):
+        resumed = make_trainer(tmp_path / norm, norm=norm)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+        assert cn.norm_spec(resumed.model) == cn.norm_spec(trainer.model)
+        states.append(resumed.model.state_dict())
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+
+
+def test_training_is_the_same_as_without(tmp_path: Path) -> None:
+    states = []
+    options: dict[str, Any]
+    for cls, options in ((Trainer, {}), (MyTrainer, {"moments_batches": 2, "restore_moments": True})):
+        arguments = {"gradient_accumulation_steps": 2, "eval_steps": 1}
+        trainer = make_trainer(tmp_path / cls.__name__, cls, arguments=arguments, **options)
+        trainer.train()
+        states.append(trainer.model.state_dict())
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+
+
+def test_moments_are_estimated_once_and_running_ones_return(tmp_path: Path) -> None:
+    calls, seen = [], []
+
+    def call(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        calls.append(len(batch["labels"]))
+        return model(batch["pixel_values"])
+
+    class Look(TrainerCallback):
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(moments_of(trainer.model))
+
+    trainer = make_trainer(
+        tmp_path,
+        eval_dataset={"a": Images(seed=1), "b": Images(seed=2)},
+        moments_batches=lambda: [{"pixel_values": Images().x, "labels": Images().y}],
+        moments_call=call,
+        restore_moments=True,
+        callbacks=[Look()],
+    )
+    before = moments_of(trainer.model)
+    assert {"eval_a_loss", "eval_b_loss"} <= trainer.evaluate().keys() and len(calls) == 1
+    trainer.predict(Images(seed=1))
+    for moments in seen:
+        assert_exact(trainer.model, moments)
+    assert all(torch.equal(before[name], value) for name, value in moments_of(trainer.model).items())

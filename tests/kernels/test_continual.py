@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from contnorm import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
-from contnorm.functional import continual_norm
-from contnorm.kernels import analytic, reference
+from contnorm import ContinualNorm2d
+from contnorm.kernels import reference
 from contnorm.kernels.reference import add_residual_and_relu
 from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton.continual import launch, operators, plan
 from contnorm.kernels.triton.continual.plan import LaunchLimits, Sizes
-from tests.kernels.exactness import errors, last, same_under_vmaps
+from tests.kernels.exactness import errors, last
 
 pytestmark = pytest.mark.slow  # Triton's interpreter takes long
 
@@ -33,16 +32,9 @@ FLOAT32 = 2e-5
 
 # (N, C, G, positions), each with its reason.
 SHAPES = [
-    pytest.param((2, 3, 1, ()), id="smallest"),
-    pytest.param((7, 12, 3, ()), id="no positions"),
-    pytest.param((1, 6, 2, (5,)), id="one sample"),
     pytest.param((3, 5, 5, (4, 4)), id="group of one channel"),
-    pytest.param((3, 5, 1, (4, 4)), id="one group"),
-    pytest.param((6, 8, 4, (4, 4)), id="as in a ResNet"),
     pytest.param((5, 9, 3, (7, 3)), id="no power of two"),
-    pytest.param((2, 8, 4, (2, 3, 5)), id="volumes"),
     pytest.param((37, 6, 2, (2,)), id="many samples, few positions"),
-    pytest.param((3, 32, 2, (2, 3)), id="a group's channels fill a sector"),
 ]
 AS_IN_NETWORKS = [
     (20, 64, 32, (32, 32)),
@@ -163,7 +155,7 @@ def test_outputs_and_gradients_are_exact(shape: Shape, plan_name: str, device: t
 
 
 @every_plan
-@pytest.mark.parametrize("shape", [(5, 9, 3, (7, 3)), (2, 8, 4, (2, 3, 5)), (3, 16, 8, (6,))], ids=str)
+@pytest.mark.parametrize("shape", [(2, 8, 4, (2, 3, 5))], ids=str)
 def test_channels_last_outputs_and_gradients_are_exact(shape: Shape, plan_name: str, device: torch.device) -> None:
     plan.LIMITS = LIMITS_BY_PLAN[plan_name]
     compare(shape, device, "weight bias", channels_last=True)
@@ -173,10 +165,6 @@ def test_channels_last_outputs_and_gradients_are_exact(shape: Shape, plan_name: 
     ("names", "relu"),
     [
         pytest.param("", False, id="bare"),
-        pytest.param("weight", False, id="no bias"),
-        pytest.param("bias", True, id="no weight, relu"),
-        pytest.param("weight bias", True, id="relu"),
-        pytest.param("weight bias residual", False, id="residual"),
         pytest.param("weight bias residual", True, id="residual and relu"),
     ],
 )
@@ -187,7 +175,7 @@ def test_every_combination_of_optional_arguments(plan_name: str, names: str, rel
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["parameters too", "parameters in float32"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 @pytest.mark.parametrize("plan_name", ["one, read once", "three"])
 def test_half_precision_is_rounded_once(plan_name: str, dtype: torch.dtype, whole: bool, device: torch.device) -> None:
     plan.LIMITS = LIMITS_BY_PLAN[plan_name]
@@ -240,7 +228,7 @@ def test_more_than_2_to_the_31_values(device: torch.device) -> None:
 # --- large values -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pivot_is", ["near", "an outlier"])
+@pytest.mark.parametrize("pivot_is", ["an outlier"])
 @every_plan
 def test_exact_at_large_means(plan_name: str, pivot_is: str, device: torch.device) -> None:
     """Mean 1e4, standard deviation 1e-2: fails for any arithmetic with cancellation."""
@@ -258,19 +246,6 @@ def test_exact_at_large_means(plan_name: str, pivot_is: str, device: torch.devic
         assert ((actual[name] - expected[name]).abs().max() / size).item() < 1e-5, name
 
 
-def test_exact_with_an_outlier_in_the_first_position(device: torch.device) -> None:
-    x = torch.randn(4, 4, 16, 16, generator=torch.Generator().manual_seed(0)).to(device)
-    x[:, ::2, 0, 0] = 5e4
-    layer, stock, reference_layer = (
-        ContinualNorm2d(4, num_groups=2, kernel=kernel).to(device)  # type: ignore[arg-type]
-        for kernel in ("triton", "reference", "reference")
-    )
-    expected = reference_layer.double()(x.double())
-    error, theirs = ((each(x) - expected)[:, :, 1:].abs().max().item() for each in (layer, stock))
-    assert error < 4 * theirs + 1e-6
-    torch.testing.assert_close(layer.running_mean.double(), reference_layer.running_mean, rtol=1e-5, atol=1e-5)
-
-
 @every_plan
 def test_nan_stays_visible(plan_name: str, device: torch.device) -> None:
     plan.LIMITS = LIMITS_BY_PLAN[plan_name]
@@ -283,18 +258,6 @@ def test_nan_stays_visible(plan_name: str, device: torch.device) -> None:
         assert y[:, sane].isfinite().all()  # of the other group
         seen = fused.evaluate(x, torch.zeros(6).to(device), torch.ones(6).to(device), None, None, EPS, 2, relu=True)
         assert seen[place].isnan() and seen[:, sane].isfinite().all()
-
-
-@every_plan
-def test_recomputed_relu_signs_match_the_output(plan_name: str, device: torch.device) -> None:
-    """With ReLU, a gradient of ones must arrive exactly where the output is above zero."""
-    plan.LIMITS = LaunchLimits() if device.type == "cuda" else LIMITS_BY_PLAN[plan_name]
-    shape = (20, 64, 32, 32) if device.type == "cuda" else (4, 4, 6)
-    x = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 4).round().to(device)  # many equal values
-    bias = torch.zeros(shape[1], device=device, requires_grad=True)
-    y, _ = fused.train(x, None, bias, EPS, 2, relu=True)
-    y.sum().backward()
-    assert torch.equal(bias.grad, (y > 0).sum([0, *range(2, x.dim())]).float())
 
 
 @every_plan
@@ -314,9 +277,7 @@ def test_results_are_deterministic(plan_name: str, device: torch.device) -> None
 # Sizes of evaluation in channels_last layout, with limits that give one program and several; in registers or not.
 IN_PARTS = {
     "one program": (LaunchLimits(eval_least=1, programs=1), torch.float32, 1, True),
-    "one program, read twice": (LaunchLimits(eval_least=1, eval_program=2048, programs=1), torch.bfloat16, 1, False),
     "small programs": (LaunchLimits(eval_least=1, eval_program=512), torch.float32, 7, True),
-    "large programs": (LaunchLimits(eval_least=1, eval_program=128, eval_near=1), torch.float32, 2, True),
     "several programs, read twice": (
         LaunchLimits(eval_least=1, eval_near=1, programs=1, tile=128, eval_part=4096),
         torch.bfloat16,
@@ -388,7 +349,7 @@ def test_cluster_equals_two_launches(
 # --- layouts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("positions", [(6,), (3, 4), (2, 3, 2)], ids=["3d", "4d", "5d"])
+@pytest.mark.parametrize("positions", [(3, 4), (2, 3, 2)], ids=["4d", "5d"])
 def test_output_and_gradient_keep_the_layout_of_the_input(positions: tuple[int, ...], device: torch.device) -> None:
     tensors = narrowed(inputs((3, 4, 2, positions), device), torch.float32)
     outcomes = []
@@ -403,34 +364,6 @@ def test_output_and_gradient_keep_the_layout_of_the_input(positions: tuple[int, 
         outcomes.append([y, x.grad, seen])
     for first, second in zip(*outcomes, strict=True):
         torch.testing.assert_close(second, first, rtol=1e-5, atol=1e-5)
-
-
-def test_other_layouts_are_accepted(device: torch.device) -> None:
-    tensors = narrowed(inputs((3, 4, 2, (4, 6)), device), torch.float32)
-    whole = tensors["x"]
-    for x in (whole[:, :, ::2], whole.transpose(2, 3), whole[:, :, :1].expand(-1, -1, 4, -1), last(whole)[:, :, 1:]):
-        leaf = x.detach().requires_grad_()
-        y, _ = fused.train(leaf, tensors["weight"], tensors["bias"], EPS, 2)
-        y.sum().backward()
-        expected, _ = exact(x.double(), tensors["weight"].double(), tensors["bias"].double(), None, 2, False)
-        torch.testing.assert_close(y.double(), expected, rtol=FLOAT32, atol=FLOAT32)
-        assert leaf.grad is not None and leaf.grad.abs().max() < 1e-4  # a sum over the batch does not depend on x
-
-
-def test_strided_parameters_and_wrong_sizes(device: torch.device) -> None:
-    tensors = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
-    x, wide = tensors["x"], torch.rand(8).to(device)
-    weight, bias = wide[::2], wide[:1].expand(4)
-    y, _ = fused.train(x, weight, bias, EPS, 2)
-    torch.testing.assert_close(y, fused.train(x, weight.clone(), bias.clone(), EPS, 2)[0], rtol=0, atol=0)
-    seen = fused.evaluate(x, bias, weight, weight, bias, EPS, 2)
-    expected = fused.evaluate(x, bias.clone(), weight.clone(), weight.clone(), bias.clone(), EPS, 2)
-    torch.testing.assert_close(seen, expected, rtol=0, atol=0)
-    for bad in (torch.ones(3).to(device), torch.ones(4, device="meta")):
-        with pytest.raises(
-            RuntimeError, match=r"shape \(3, 4, 5\) on \w+(:0)? needs parameters and moments of shape \(4,\)"
-        ):
-            fused.train(x, weight, bad, EPS, 2)
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------
@@ -475,7 +408,7 @@ def reference_evaluation(tensors: dict[str, Tensor], moments: list[Tensor], grou
 # --- running moments --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("momentum", [0.1, 0.7, 1.0, 0.0, None])
+@pytest.mark.parametrize("momentum", [0.1, None])
 def test_running_moments_follow_torch(momentum: float | None, device: torch.device) -> None:
     layer = ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel="triton").to(device)
     twin = ContinualNorm2d(4, num_groups=2, momentum=momentum, kernel="reference").to(device).double()
@@ -492,7 +425,7 @@ def test_running_moments_follow_torch(momentum: float | None, device: torch.devi
 
 
 @every_plan
-@pytest.mark.parametrize("is_last", [False, True], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("is_last", [True], ids=["nhwc"])
 def test_running_moments_are_updated_by_the_forward_kernel(plan_name: str, is_last: bool, device: torch.device) -> None:
     """Each plan updates all channels once and counts the batch once, for any number of programs."""
     plan.LIMITS = LIMITS_BY_PLAN[plan_name]
@@ -505,36 +438,6 @@ def test_running_moments_are_updated_by_the_forward_kernel(plan_name: str, is_la
     torch.testing.assert_close(layer.running_mean.double(), reference_layer.running_mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(layer.running_var.double(), reference_layer.running_var, rtol=1e-5, atol=1e-6)
     assert layer.num_batches_tracked == 2
-
-
-def test_half_precision_and_strided_running_moments(device: torch.device) -> None:
-    x = inputs((3, 4, 2, (3, 3)), device)["x"].float()
-    _, result = exact(x.double(), None, None, None, 2, False)
-    expected = result.var * (27 / 26)
-    buffers = torch.zeros(2, 8, device=device)[:, ::2]  # strided, which the kernel does not support
-    for mean, var in (buffers, torch.zeros(2, 4, device=device, dtype=torch.bfloat16)):
-        continual_norm(x, mean, var, training=True, momentum=0.5, num_groups=2, kernel="triton")
-        torch.testing.assert_close(var.double(), 0.5 * expected, rtol=torch.finfo(var.dtype).eps, atol=1e-5)
-        torch.testing.assert_close(mean.double(), 0.5 * result.mean, rtol=torch.finfo(mean.dtype).eps, atol=1e-5)
-
-
-def test_cached_launches_are_specific_to_the_input(device: torch.device) -> None:
-    """The same shape with other layouts, dtypes, groups, limits and alignment, in turn."""
-    tensors = narrowed(inputs((3, 4, 2, (3,)), device), torch.float32)
-    off = torch.zeros(tensors["x"].numel() + 1, device=device)[1:].view(tensors["x"].shape)
-    changes: list[dict[str, Any]] = [
-        {}, {"layout": last}, {"layout": off.copy_}, {"groups": 4}, {"relu": True}, {"dtype": torch.bfloat16},
-        {"plan": "three"}, {"without": "weight"}, {},
-    ]  # fmt: skip
-    for change in changes:
-        plan.LIMITS = LIMITS_BY_PLAN[change.get("plan", "one, read once")]
-        groups, relu, dtype = change.get("groups", 2), change.get("relu", False), change.get("dtype", torch.float32)
-        used = {name: t for name, t in tensors.items() if name not in ("residual", change.get("without"))}
-        wide = narrowed(away_from_zero(narrowed(used, torch.float64), groups), dtype)
-        expected = results(exact, groups, narrowed(wide, torch.float64), relu)
-        wide["x"] = change.get("layout", lambda x: x)(wide["x"])
-        # bfloat16 rounds outputs and gradients once, to 8 bits.
-        agree(results(ours, groups, wide, relu), expected, FLOAT32 if dtype == torch.float32 else 2**-7)
 
 
 # --- second derivatives, vmap, compiled graphs ------------------------------------------------------------------
@@ -559,35 +462,6 @@ def test_double_backward(relu: bool, residual: bool, device: torch.device) -> No
     for actual, expected in zip(twice(ours, torch.float32), twice(exact, torch.float64), strict=True):
         # Sums of products of first derivatives, in float32: some hundred roundings.
         assert (actual.double() - expected).abs().max().item() <= 1e-4 * max(1.0, expected.abs().max().item())
-
-
-def test_vmap_over_inputs_and_gradients(device: torch.device) -> None:
-    batches = torch.randn(3, 4, 6, 5, generator=torch.Generator().manual_seed(0)).to(device)
-    weight, slope = torch.rand(3, 6).to(device), torch.randn(4, 6, 5).to(device)
-    zeros, ones = torch.zeros(6).to(device), torch.ones(6).to(device)
-
-    def loss(x: Tensor, weight: Tensor, training: bool) -> Tensor:
-        y = continual_norm(
-            x, *((None, None) if training else (zeros, ones)), weight, training=training, num_groups=2,
-            relu=True, kernel="triton",
-        )  # fmt: skip
-        return (y * slope).sum()
-
-    for training in (True, False):
-        together = torch.func.vmap(torch.func.grad(loss), in_dims=(0, 0, None))(batches, weight, training)
-        for i, x in enumerate(batches):
-            leaf = x.clone().requires_grad_()
-            loss(leaf, weight[i], training).backward()
-            torch.testing.assert_close(together[i], leaf.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_batched_gradients(device: torch.device) -> None:
-    """Backward pass under both of torch's vmaps: `is_grads_batched` and `torch.func.vmap`."""
-    tensors = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
-    x = tensors["x"].requires_grad_()
-    y, _ = fused.train(x, tensors["weight"], tensors["bias"], EPS, 2, None, True)
-    pushes = torch.stack([tensors["dy"], tensors["residual"]])
-    same_under_vmaps(x, y, pushes)
 
 
 def test_vmap_of_the_operators(device: torch.device) -> None:
@@ -644,14 +518,6 @@ def test_operators_pass_opcheck(device: torch.device) -> None:
     torch.library.opcheck(operators.update_moments_, (*moments, weight, bias, 0.1, None, 1.5), test_utils=tests)
 
 
-def test_operators_equal_the_eager_path(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = narrowed(inputs((3, 4, 2, (5,)), device), torch.float32)
-    fast = results(ours, 2, tensors, relu=True)
-    monkeypatch.setattr(fused, "is_plain", lambda x: False)
-    for name, value in results(ours, 2, tensors, relu=True).items():
-        assert torch.equal(value, fast[name]), name
-
-
 # --- where it runs ----------------------------------------------------------------------------------------------
 
 
@@ -673,17 +539,6 @@ def test_triton_kernel_that_cannot_run_raises(device: torch.device, monkeypatch:
     with pytest.raises(ValueError, match=r"Triton is not installed\. Use kernel='auto'"):
         layer(x)
     assert int(ContinualNorm2d(8, kernel="triton", num_groups=2).num_batches_tracked) == 0
-
-
-def test_environment_variable_selects_triton(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONTNORM_KERNEL", "triton")
-    layer = ContinualNorm1d(8, num_groups=2).to(device)
-    assert "kernel='triton'" in repr(layer)
-    calls = []
-    monkeypatch.setattr(launch, "forward", lambda *tensors: calls.append(tensors) or pytest.fail("launched"))
-    with pytest.raises(pytest.fail.Exception, match="launched"):
-        layer(torch.randn(4, 8, device=device))
-    assert len(calls) == 1
 
 
 def test_auto_uses_triton_on_cuda_only(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -736,30 +591,6 @@ def test_plans_cover_the_input_within_limits() -> None:
                 assert p.all_n >= n and p.programs >= p.blocks * p.splits * -(-n // p.block_n)
 
 
-@pytest.mark.parametrize("name", ["two, shared out", "three"])
-def test_chunks_without_masks_are_full(name: str) -> None:
-    """Tiles that the kernels load without masks hold exactly the values of the input; the shapes have every case."""
-    found = set()
-    for (shape,) in (parameter.values for parameter in SHAPES):
-        n, c, groups, positions = shape
-        for is_last in (False, True):
-            sizes = Sizes(n, c, torch.Size(positions).numel(), groups, is_last, 4)
-            p = plan.plan_training(sizes, False, LIMITS_BY_PLAN[name])
-            found.add(p.full)
-            if p.full:
-                assert p.blocks * p.block_c == c and -(-n // p.block_n) * p.block_n == n
-                assert p.span % p.block_l == 0 and (p.full == 2 or sizes.length % p.block_l == 0)
-    assert found == {0, 1, 2}
-
-
-def test_clusters_have_a_size_that_triton_launches() -> None:
-    for length in range(256, 13000, 97):
-        for n, c, itemsize in ((20, 64, 2), (20, 64, 4), (256, 96, 2), (2, 512, 2), (64, 256, 4)):
-            p = plan.plan_evaluation(Sizes(n, c, length, 32, True, itemsize), LaunchLimits())
-            assert p.members <= 8 or p.members == 16
-            assert p.launches != "cluster" or (p.members - 1) * p.span < length <= p.members * p.span
-
-
 def test_number_of_launches_by_size() -> None:
     def plan_name(*sizes: Any, backward: bool = False) -> str:
         return plan.plan_training(Sizes(*sizes), backward, LaunchLimits()).launches
@@ -782,13 +613,6 @@ def test_number_of_launches_by_size() -> None:
         assert (p.splits > 1) == (name in ("two, shared out", "three"))
         assert (p.block_n >= p.all_n) == (name not in ("two, shared out", "three", "cluster"))
         assert (p.members > 1) == (name == "cluster")
-
-
-def test_input_of_rank_5(device: torch.device) -> None:
-    layer = ContinualNorm3d(4, num_groups=2, kernel="triton").to(device)
-    x = inputs((3, 4, 2, (2, 3, 2)), device)["x"].float()
-    y, _ = analytic.train(x.double(), None, None, EPS, 2)
-    torch.testing.assert_close(layer(x).double(), y, rtol=FLOAT32, atol=FLOAT32)
 
 
 @pytest.mark.parametrize("relu", [False, True], ids=["plain", "relu"])

@@ -194,15 +194,6 @@ def _of_one_argument(arguments: Any) -> None:
     """Source of a Triton kernel."""
 
 
-def test_nothing_is_cached_without_a_compiled_kernel(current: list[int]) -> None:
-    kernel = Compiling()
-    launch = make_launch(kernel)
-    kernel.gives = lambda: None
-    for _ in range(2):
-        launch(torch.zeros(4), None, 0.5, 20)
-    assert len(kernel.requests) == 2
-
-
 def test_result_of_ahead_compilation_is_cached(current: list[int]) -> None:
     class Future:
         def result(self) -> Code:
@@ -214,28 +205,6 @@ def test_result_of_ahead_compilation_is_cached(current: list[int]) -> None:
     for _ in range(2):
         launch(torch.zeros(4), None, 0.5, 20)
     assert len(kernel.requests) == 1 == len(kernel.code.launched)
-
-
-def test_cache_size_is_limited(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "CACHE_LIMIT", 3)
-    kernel = Compiling()
-    launch = make_launch(kernel)
-    for size in range(20):
-        launch(torch.zeros(4), None, 0.5, size)
-        launching.launch(kernel, (size,), torch.zeros(4), None, 0.5, 7, BC=16, LAST=True)
-    assert len(launch._compiled) <= 3 and len(launching._launches) <= 3
-
-
-def test_launches_are_cached_by_kernel_grid_and_constants(current: list[int]) -> None:
-    kernel, other = Compiling(), Compiling()
-    arguments = torch.zeros(4), None, 0.5, 20
-    for each, grid, lanes in ((kernel, 3, 16), (kernel, 4, 16), (kernel, 3, 32), (other, 3, 16)):
-        for _ in range(2):
-            launching.launch(each, (grid,), *arguments, BC=lanes, LAST=False)
-    assert len(kernel.requests) == 3 == len(kernel.code.launched) and len(other.requests) == 1 == len(
-        other.code.launched
-    )
-    assert [(grid[0], args[4]) for grid, args in kernel.code.launched] == [(3, 16), (4, 16), (3, 32)]
 
 
 def test_launches_use_the_device_of_the_tensor(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,15 +245,6 @@ def test_compiling_ahead_compiles_in_all_threads_without_launch() -> None:
     assert sorted(kernel.compiled) == [((1,), ("here",), {}), ((2,), ("there",), {"SIZE": 1})]
     launching.launch(kernel, (1,), "again")
     assert kernel.launched == [((1,), ("again",), {})]
-
-
-@needs_mode
-def test_compiling_ahead_ends_after_an_error() -> None:
-    kernel = Kernel()
-    with pytest.raises(KeyError), launching.compiling_ahead():
-        raise KeyError
-    launching.launch(kernel, (1,))
-    assert kernel.launched
 
 
 def test_interpreter_cannot_compile_ahead() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -49,7 +48,7 @@ def driver(device: torch.device, module: Any) -> Iterator[Any]:
     replay.stop()
 
 
-@pytest.fixture(params=LIMITS_BY_PLAN)
+@pytest.fixture(params=["cluster", "two, shared out", "three"])
 def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LaunchLimits:
     chosen: LaunchLimits = LIMITS_BY_PLAN[request.param]
     monkeypatch.setattr(plan, "LIMITS", chosen)
@@ -111,8 +110,7 @@ def on_both_paths(run: Callable[[Any], Any], layer: Any, module: Any, device: to
 # --- equal to Python ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("relu", "residual"), [(False, False), (True, False), (True, True), (False, True)])
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize(("relu", "residual", "last"), [(False, False, False), (True, True, True)])
 def test_every_plan_is_replayed_bit_for_bit(
     relu: bool, residual: bool, last: bool, limits: LaunchLimits, module: Any, device: torch.device
 ) -> None:
@@ -127,8 +125,7 @@ def test_every_plan_is_replayed_bit_for_bit(
         assert {size for _, size, _ in driver.configurations} == {512}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(("dims", "dtype"), [(1, torch.float32), (2, torch.bfloat16), (3, torch.float16)], ids=str)
 def test_ranks_and_dtypes(dims: int, dtype: torch.dtype, module: Any, device: torch.device) -> None:
     data = batches(3, 5, 8, *[3] * dims, device=device, dtype=dtype)
     expected, found, _ = on_both_paths(lambda layer: steps(layer, data), layer_for(dims, device=device), module, device)
@@ -137,7 +134,7 @@ def test_ranks_and_dtypes(dims: int, dtype: torch.dtype, module: Any, device: to
 
 @pytest.mark.parametrize(
     "options",
-    [{"affine": False}, {"track_running_stats": False}, {"momentum": None}, {"momentum": 0.0}, {"momentum": 1.0}],
+    [{"affine": False}, {"momentum": None}],
     ids=str,
 )
 def test_options_of_a_layer(options: dict[str, Any], module: Any, device: torch.device) -> None:
@@ -146,22 +143,6 @@ def test_options_of_a_layer(options: dict[str, Any], module: Any, device: torch.
         lambda layer: steps(layer, data), layer_for(device=device, **options), module, device
     )
     assert equal(expected, found)
-
-
-def test_parameters_of_half_precision(module: Any, device: torch.device) -> None:
-    data = batches(3, 5, 8, 2, 2, device=device, dtype=torch.bfloat16)
-    expected, found, _ = on_both_paths(
-        lambda layer: steps(layer, data), layer_for(device=device).bfloat16(), module, device
-    )
-    assert equal(expected, found) and found[0][2].dtype == torch.bfloat16
-
-
-def test_moments_are_frozen(module: Any, device: torch.device) -> None:
-    layer, data = layer_for(device=device), batches(3, 5, 8, 2, 2, device=device)
-    layer.stats_frozen = True
-    before = layer.running_mean.clone()
-    expected, found, _ = on_both_paths(lambda each: steps(each, data), layer, module, device)
-    assert equal(expected, found) and torch.equal(found[-1][-3], before)
 
 
 def test_evaluation(module: Any, device: torch.device) -> None:
@@ -194,15 +175,12 @@ def test_gradients_in_evaluation_go_through_python(driver: Any, device: torch.de
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda x: x[:, :, :1],
         lambda x: x[:4],
         lambda x: x.bfloat16(),
         lambda x: x.to(memory_format=torch.channels_last),
         lambda x: torch.cat([x.flatten(), x.flatten()[:1]])[1:].view_as(x),  # not aligned to 16 bytes
-        lambda x: x.transpose(2, 3),  # neither contiguous nor channels_last
-        lambda x: x.flatten(2),
     ],
-    ids=["length", "samples", "dtype", "layout", "alignment", "strides", "rank"],
+    ids=["samples", "dtype", "layout", "alignment"],
 )
 def test_other_inputs_are_not_replayed_with_the_launches_of_this_one(
     changed: Callable[[Tensor], Tensor], module: Any, device: torch.device
@@ -240,11 +218,7 @@ def test_gradients_of_any_layout(module: Any, device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"momentum": 2.0}, "momentum=2.0"),
-        ({"eps": 0.0}, "eps must be above 0"),
-        ({"eps": 5.0}, "eps=5.0"),
         ({"num_groups": 3}, "3"),
-        ({"num_groups": 2**70}, "groups"),
         ({"weight": torch.ones(4)}, "weight"),
     ],
     ids=str,
@@ -258,14 +232,6 @@ def test_wrong_arguments_are_still_refused(
     continual_norm(x, mean, var, **usual), continual_norm(x, mean, var, **usual)  # type: ignore[arg-type]
     with pytest.raises((ValueError, RuntimeError), match=message):
         continual_norm(x, mean, var, **(usual | arguments))
-
-
-def test_rank_of_a_layer_is_checked(driver: Any, device: torch.device) -> None:
-    ((x, _),) = batches(1, 5, 8, 2, 2, device=device)
-    layer = layer_for(device=device)
-    layer(x), layer(x)
-    with pytest.raises(ValueError, match="ContinualNorm1d"):
-        layer_for(1, device=device)(x)
 
 
 # --- not plain eager mode -----------------------------------------------------------------------------------------
@@ -341,19 +307,6 @@ def test_compile_and_export_do_not_see_the_extension(driver: Any, device: torch.
     torch.testing.assert_close(exported(x), copy.deepcopy(layer).eval()(x))
 
 
-def test_compiled_autograd(driver: Any, device: torch.device) -> None:
-    layer, ((x, dy),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
-    x.requires_grad_()
-    layer(x).backward(dy)
-    expected, x.grad = x.grad, None
-    y = layer(x)
-    assert "ContinualNorm" in y.grad_fn.name()
-    with compiled_autograd._enable(lambda graph: graph):
-        y.backward(dy)
-    assert x.grad is not None and expected is not None
-    torch.testing.assert_close(x.grad, expected)
-
-
 # --- autograd -----------------------------------------------------------------------------------------------------
 
 
@@ -375,18 +328,6 @@ def test_buffers_are_marked_as_changed(driver: Any, device: torch.device) -> Non
     before = [buffer._version for buffer in layer.buffers()]
     layer(x)
     assert [buffer._version for buffer in layer.buffers()] == [version + 1 for version in before]
-
-
-def test_only_needed_gradients(driver: Any, device: torch.device) -> None:
-    layer, ((x, dy),) = layer_for(device=device), batches(1, 4, 8, 2, 2, device=device)
-    layer.weight.requires_grad_(False)
-    for _ in range(2):
-        layer.zero_grad()
-        layer(x).backward(dy)
-    assert layer.weight.grad is None and layer.bias.grad is not None and x.grad is None
-    with torch.no_grad():
-        assert not layer(x).requires_grad
-    assert not layer_for(device=device, affine=False)(x).requires_grad
 
 
 def test_saved_tensors_are_released_and_hooks_are_called(driver: Any, device: torch.device) -> None:
@@ -412,19 +353,6 @@ def test_saved_tensors_are_released_and_hooks_are_called(driver: Any, device: to
     assert gone() is None
 
 
-def test_hooks_may_change_the_layout_of_saved_tensors(module: Any, device: torch.device) -> None:
-    """Here they return each row with a gap behind it."""
-    data = batches(3, 6, 8, 3, 4, device=device, residual=True, last=True)
-
-    def run(layer: Any) -> list[list[Tensor]]:
-        first = steps(layer, data, relu=True)
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: nn.functional.pad(t, (0, 1)), lambda t: t[..., :-1]):
-            return first + steps(layer, data, relu=True)
-
-    expected, found, _ = on_both_paths(run, layer_for(device=device), module, device)
-    assert equal(expected, found)
-
-
 # --- the driver ---------------------------------------------------------------------------------------------------
 
 
@@ -444,13 +372,6 @@ def test_failed_launch_is_an_error(software: InterpreterDriver) -> None:
     software.fails = True
     with pytest.raises(RuntimeError, match="CUDA error 700"):
         layer(x)
-
-
-def test_kernels_with_other_arguments_are_not_replayed(software: InterpreterDriver, module: Any) -> None:
-    layer, ((x, _),) = layer_for(), batches(1, 4, 8, 2, 2, device=torch.device("cpu"))
-    software.wrong_size = True
-    layer(x), layer(x)
-    assert module.number_of_plans() == 0 and not software.replayed
 
 
 def test_launch_attributes(software: InterpreterDriver) -> None:
@@ -502,27 +423,5 @@ def test_short_programs_do_not_build(fresh: list[str]) -> None:
 
 def test_built_extension_is_loaded_at_once(fresh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension, "is_built", lambda name: True)
-    count(1)
-    assert fresh == ["replay"]
-
-
-def test_environment_variable(fresh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONTNORM_EAGER", "python")
-    count(2 * replay.BUILD_AFTER)
-    assert fresh == []
-    monkeypatch.setattr(replay, "_state", "unused")
-    monkeypatch.setenv("CONTNORM_EAGER", "cpp")
-    count(1)
-    assert fresh == ["replay"]
-    monkeypatch.setattr(replay, "_state", "unused")
-    monkeypatch.setenv("CONTNORM_EAGER", "fortran")
-    with pytest.raises(ValueError, match="CONTNORM_EAGER='fortran' is not one of auto, cpp, python"):
-        count(1)
-
-
-def test_empty_environment_variable_counts_as_not_set(fresh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONTNORM_EAGER", "")
-    count(replay.BUILD_AFTER - 1)
-    assert fresh == []
     count(1)
     assert fresh == ["replay"]

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-from contnorm.bench.records import Record
+from contnorm.bench.records import Record, make_record
 from contnorm.errors import UserError
 from contnorm.paper.cells import RecipeCell, cells_of
 from contnorm.paper.measured import MeasuredCell, Numerics, Seeds, measure_cells, with_numerics
@@ -22,8 +21,8 @@ Runs = Mapping[str, Mapping[Numerics, Seeds]]
 
 def seeds(numerics: Numerics, count: int, seconds: float = 1.0) -> dict[int, Record]:
     config = with_numerics(RunConfig(), numerics)
-    matrix = AccuracyMatrix([[1]], [2])
-    return {seed: Record(config, seed, matrix, {}, {"seconds": {"train": seconds}}) for seed in range(count)}
+    results = {"matrix": {"correct": [[1]], "total": [2]}, "seconds": {"train": seconds}}
+    return {seed: make_record(config, seed, results) for seed in range(count)}
 
 
 def measure(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.bench.engine.units import Unit
 from contnorm.paper.schedule_simulation import (
     GPUS,
     LANES,
@@ -26,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "concepts" / "scaling.md"
 
 
-def units(seconds: list[float]) -> list[Unit]:
-    return [Unit((), each) for each in sorted(seconds, reverse=True)]
+def units(seconds: list[float]) -> list[tuple[float, tuple[()]]]:
+    return [(each, ()) for each in sorted(seconds, reverse=True)]
 
 
 def shortest(seconds: list[float], gpus: int) -> float:
@@ -50,7 +49,7 @@ def test_longest_first_is_within_the_proven_bound_of_the_optimum() -> None:
 
 def test_start_and_data_are_paid_once_by_each_worker() -> None:
     jobs = [job for job in paper_jobs(seeds=1) if job.config.stream.name == "split-cifar10"][:2]
-    work = [Unit((job,), 10.0) for job in jobs]
+    work = [(10.0, (job,)) for job in jobs]
     assert simulate(work, 1, start=7.0, load=2.0)[0] == 7 + 2 + 10 + 10
     assert simulate(work, 2, start=7.0, load=2.0)[0] == 7 + 2 + 10
     assert simulate(work, 9, start=7.0, load=2.0)[0] == 7 + 2 + 10

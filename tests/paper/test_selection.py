@@ -101,7 +101,7 @@ def test_refined_selection_is_that_of_its_records() -> None:
         for record in found.records:
             assert record.config.stream.part == "validate"
             scores[run_of(record.config)][record.config.train.lr].append(record.score("acc"))
-        lost |= {(*run_of(run.config), str(run.config.train.lr)) for run in found.diverged_runs if run.config}
+        lost |= {(*run_of(run.config), str(run.config.train.lr)) for run in found.diverged}
     selection = find_selection("table2", refined=True)
     assert selection is not None and len(selection.rates) == len(scores) == 16
     for chosen in selection.rates:

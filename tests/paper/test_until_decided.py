@@ -1,4 +1,4 @@
-"""Seeds added in stages until the claims are decided: which runs each stage has, when it ends, and what it says."""
+"""Seeds added look by look until the claims are decided: which runs each look has, when it ends, and what it says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from contnorm import paper
-from contnorm.bench.api.execution import RunInterrupted, RunOptions
-from contnorm.bench.engine.job import Job
+from contnorm.bench.api.execution import RunInterrupted
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from contnorm.paper import until_decided
@@ -65,7 +65,7 @@ class Runs:
     stop_after: int | None = None
     calls: list[dict[str, list[int]]] = field(default_factory=list)
 
-    def __call__(self, jobs: Sequence[Job], environment: Any, console: Any) -> Execution:
+    def __call__(self, jobs: Sequence[Run], environment: Any, console: Any) -> Execution:
         store = environment.store
         made: dict[str, list[int]] = {}
         self.calls.append(made)
@@ -109,26 +109,25 @@ def stages_of(seeds: Sequence[int]) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_only_undecided_cases_get_more_seeds(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LN differs by far; CN is equal, with a spread that needs 32 seeds; `none` is in no claim."""
+    """LN differs by far; CN is equal, with a spread that needs 24 seeds; `none` is in no claim."""
     runs = Runs(noisy(cn=(60.1, 1.15), ln=(50.0, 0.5)))
     monkeypatch.setattr(until_decided, "run_jobs", runs)
     console = Console(file=io.StringIO(), width=200)
     result = run_table(recipe, options(tmp_path), console=console)
     seeds = [{norm: stages_of(made) for norm, made in call.items()} for call in runs.calls]
     assert seeds == [
-        {"cn": (100, 107), "bn": (100, 107), "ln": (100, 107)},
-        {"cn": (108, 115), "bn": (108, 115)},
-        {"cn": (116, 131), "bn": (116, 131)},
+        {"cn": (100, 115), "bn": (100, 115), "ln": (100, 115)},
+        {"cn": (116, 123), "bn": (116, 123)},
     ]
     (variant,) = result.variants
     claims = {claim.claim.says[:2]: claim for claim in variant.claims}
-    assert claims["CN"].outcome == "equivalent" and claims["CN"].evidence_text == "staged: 32 seeds"
-    assert claims["LN"].outcome == "does not hold" and claims["LN"].evidence_text == "staged: 8 seeds"
+    assert claims["CN"].outcome == "equivalent" and claims["CN"].evidence_text == "staged: 24 seeds"
+    assert claims["LN"].outcome == "does not hold" and claims["LN"].evidence_text == "staged: 16 seeds"
     assert isinstance(console.file, io.StringIO)
     said = console.file.getvalue()
-    assert "2 comparisons share an error rate of 5 %, over stages of 8, 16, 32, 64, 128 seeds from seed 100 on." in said
-    assert "Stage of 8 seeds: 2 of 2 cases are undecided; 24 runs are missing." in said
-    assert "Stage of 32 seeds: 1 of 2 cases is undecided; 32 runs are missing." in said
+    assert "Comparisons, with an error rate of 5 % on each stream: 2 on split-mnist. Looks at 16, 24, " in said
+    assert "Look at 16 seeds: 2 of 2 cases are undecided; 48 runs are missing." in said
+    assert "Look at 24 seeds: 1 of 2 cases is undecided; 16 runs are missing." in said
     assert "2 of 2 cases are decided.\n" in said
 
 
@@ -138,10 +137,10 @@ def test_limit_leaves_cases_undecided(recipe: Recipe, tmp_path: Path, monkeypatc
     monkeypatch.setattr(until_decided, "run_jobs", runs)
     console = Console(file=io.StringIO(), width=200)
     result = run_table(recipe, options(tmp_path, max_seeds=20), console=console)
-    assert len(runs.calls) == 2, "20 seeds allow the stages of 8 and 16"
+    assert len(runs.calls) == 1, "20 seeds allow the look at 16"
     cases = [case for claim in result.variants[0].claims for case in claim.cases]
     assert [case.outcome for case in cases] == ["undecided", "does not hold"]
-    assert "would need about 32 seeds" in cases[0].note and "more than the limit of 20" in cases[0].note
+    assert "would need about 24 seeds" in cases[0].note and "more than the limit of 20" in cases[0].note
     assert isinstance(console.file, io.StringIO)
     assert "1 of 2 cases is decided within the limit of 20 seeds." in console.file.getvalue()
 
@@ -161,7 +160,7 @@ def test_interrupted_stage_is_continued(recipe: Recipe, tmp_path: Path, monkeypa
     monkeypatch.setattr(until_decided, "run_jobs", rest)
     outcomes = [one.outcome for one in run_table(recipe, options(tmp_path)).variants[0].claims]
     assert outcomes == ["holds", "does not hold"]
-    assert len(rest.calls) == 1 and sum(map(len, rest.calls[0].values())) == 24 - 10
+    assert len(rest.calls) == 1 and sum(map(len, rest.calls[0].values())) == 48 - 10
     again = Runs(accuracy)
     monkeypatch.setattr(until_decided, "run_jobs", again)
     run_table(recipe, options(tmp_path))
@@ -174,7 +173,7 @@ def test_diverged_runs_count_as_missing_pairs(recipe: Recipe, tmp_path: Path, mo
     monkeypatch.setattr(until_decided, "run_jobs", runs)
     (cn, _) = run_table(recipe, options(tmp_path)).variants[0].claims
     assert len(runs.calls) == 1 and cn.outcome == "holds"
-    assert (cn.cases[0].seeds, cn.cases[0].note) == (7, "1 of 8 seeds diverged")
+    assert (cn.cases[0].seeds, cn.cases[0].note) == (15, "1 of 16 seeds diverged (as chance accuracy: holds)")
 
 
 @pytest.mark.slow
@@ -198,8 +197,8 @@ def test_reach_leaves_out_claims_without_a_margin() -> None:
     text = RECIPE.replace('score = "acc"', 'score = "drift_var_1"').replace('acc = "acc"', 'drift = "drift_var_1"')
     drift = parse_recipe("drift", text, "drift.toml")
     measured = [MeasuredCell(cell, {}) for cell in cells_of(drift)]
-    (line,) = until_decided.reach_lines(drift, measured, StagedRule.of(drift), 8)
-    assert line.startswith("2 comparisons share")
+    (line,) = until_decided.reach_lines(drift, measured, StagedRule.of(drift), 16)
+    assert "2 on split-mnist" in line
 
 
 @pytest.mark.slow
@@ -216,7 +215,7 @@ def test_fresh_seeds_are_a_variant_of_their_own(
     table, fresh = run_table(recipe, plain).variants
     assert [list(one.records) for one in table.cells] == [[0, 1, 2]] * 4
     assert [one.values("acc") for one in table.cells] == [one.values("acc") for one in before.cells]
-    assert [len(one.records) for one in fresh.cells] == [8, 8, 8, 0] and fresh.title == "Fresh seeds, from 100 on"
+    assert [len(one.records) for one in fresh.cells] == [16, 16, 16, 0] and fresh.title == "Fresh seeds, from 100 on"
     assert {claim.evidence for claim in table.claims} == {"exploratory"}
     assert [claim.outcome for claim in fresh.claims] == ["holds", "does not hold"]
 
@@ -227,7 +226,7 @@ def test_fresh_seeds_are_a_variant_of_their_own(
         ({"margin": 0.0}, r"margin=0\.0: use a number of points above 0"),
         ({"margin": -1.0}, r"margin=-1\.0"),
         ({"margin": float("nan")}, r"margin=nan"),
-        ({"max_seeds": 7}, r"max_seeds=7: use 8 or more"),
+        ({"max_seeds": 7}, r"max_seeds=7: use 16 or more"),
         ({"seeds": 3}, r"--seeds 3 and --until-decided contradict .* --max-seeds"),
         ({"lr": "best"}, r"--lr best: no learning rates are chosen for three"),
     ],
@@ -258,19 +257,19 @@ def test_real_runs_are_interrupted_and_continued(tmp_path: Path, monkeypatch: py
             os.kill(os.getpid(), signal.SIGINT)
         return save(self, *given)
 
-    more = {"max_steps": 2, "max_seeds": 8, "execution": RunOptions("cpu", 1, 1)}
+    more = {"max_steps": 2, "max_seeds": 16, "execution": RunOptions()}
     with monkeypatch.context() as patched:
         patched.setattr(Store, "save", save_and_stop)
         with pytest.raises(paper.TableInterrupted):
             run_table(recipe, options(tmp_path, **more))
     first = set(tmp_path.rglob("1*.json"))
-    assert 3 <= len(first) < 16
+    assert 3 <= len(first) < 32
     times = {path: path.stat().st_mtime_ns for path in first}
     (variant,) = run_table(recipe, options(tmp_path, **more)).variants
-    assert [sorted(one.records) for one in variant.cells] == [list(range(100, 108))] * 2
+    assert [sorted(one.records) for one in variant.cells] == [list(range(100, 116))] * 2
     assert {path: path.stat().st_mtime_ns for path in first} == times
     (claim,) = variant.claims
-    assert claim.evidence == "staged" and claim.cases[0].seeds == 8
+    assert claim.evidence == "staged" and claim.cases[0].seeds == 16
 
 
 @pytest.mark.slow
@@ -283,7 +282,7 @@ def test_cells_without_data_keep_their_seeds_and_do_not_stop_the_others(
     first = Runs(noisy(cn=(60.1, 1.15), ln=(50.0, 0.5)))
     monkeypatch.setattr(until_decided, "run_jobs", first)
     monkeypatch.setattr("contnorm.paper.run.is_present", lambda source, root: True)
-    run_table(recipe, options(tmp_path, max_seeds=8))
+    run_table(recipe, options(tmp_path, max_seeds=16))
     monkeypatch.setattr("contnorm.paper.run.is_present", lambda source, root: False)
     later = Runs(noisy(cn=(60.1, 1.15), ln=(50.0, 0.5)))
     monkeypatch.setattr(until_decided, "run_jobs", later)
@@ -298,13 +297,13 @@ def test_cells_without_data_keep_their_seeds_and_do_not_stop_the_others(
 
 @pytest.mark.slow
 def test_verdict_stands_with_a_lower_limit(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is of seeds that are added: recorded stages beyond it count."""
+    """The limit is of seeds that are added: recorded looks beyond it count."""
     runs = Runs(noisy(cn=(60.1, 1.15), ln=(50.0, 0.5)))
     monkeypatch.setattr(until_decided, "run_jobs", runs)
     outcomes = [one.outcome for one in run_table(recipe, options(tmp_path)).variants[0].claims]
-    assert outcomes == ["equivalent", "does not hold"] and len(runs.calls) == 3
+    assert outcomes == ["equivalent", "does not hold"] and len(runs.calls) == 2
     again = run_table(recipe, options(tmp_path, max_seeds=16)).variants[0].claims
-    assert [one.outcome for one in again] == outcomes and len(runs.calls) == 3
+    assert [one.outcome for one in again] == outcomes and len(runs.calls) == 2
 
 
 @pytest.mark.slow
@@ -328,7 +327,7 @@ def test_precision_is_that_of_the_fresh_seeds(recipe: Recipe, tmp_path: Path, mo
 def test_order_of_selections_does_not_change_verdicts(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alpha is divided over the whole table with --only too, and the seeds of a case do not depend on the order."""
+    """The family is that of all recorded cells, also with --only."""
     accuracy = noisy(cn=(60.6, 0.9), ln=(59.5, 0.7))
     found = []
     for order in ([()], [("norm=cn", "norm=bn"), ("norm=ln", "norm=bn")], [("norm=ln", "norm=bn"), ()]):
@@ -338,8 +337,8 @@ def test_order_of_selections_does_not_change_verdicts(
         for only in order:
             run_table(recipe, options(root, only=only))
         cases = [case for claim in run_table(recipe, options(root)).variants[0].claims for case in claim.cases]
-        found.append([(case.what, case.seeds, case.outcome, case.interval) for case in cases])
-    assert found[0] == found[1] == found[2] and {case[2] for case in found[0]} == {"holds", "does not hold"}
+        found.append([(case.what, case.outcome) for case in cases])
+    assert found[0] == found[1] == found[2] and {case[1] for case in found[0]} == {"holds", "does not hold"}
 
 
 def test_selection_without_a_pair_is_rejected(recipe: Recipe, tmp_path: Path) -> None:

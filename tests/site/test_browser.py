@@ -84,7 +84,6 @@ def test_menu_of_a_phone_leads_to_a_page(site: Path, browser: Any) -> None:
         ("timm", "integrations/timm.html"),
         ("how many seeds", "concepts/deciding.html"),
         ("FM mammoth", "glossary.html"),
-        ("contnorm.catalog", "migrating.html"),
     ],
 )
 def test_search_from_disk_finds(site: Path, browser: Any, words: str, expected: str) -> None:

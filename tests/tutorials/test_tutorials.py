@@ -24,7 +24,7 @@ pytest.importorskip("PIL", reason="pillow is not installed")
 
 from PIL import Image  # noqa: E402
 
-from contnorm.bench.archives import read_archive  # noqa: E402
+from contnorm.bench.records import load_runs  # noqa: E402
 from tests.committed_records import RUNS  # noqa: E402
 from tests.tutorials import notebooks  # noqa: E402
 
@@ -292,8 +292,8 @@ def test_runs_of_a_notebook_use_worker_processes(tmp_path: Path) -> None:
 def test_archive_of_compare_two_norms_has_committed_records() -> None:
     """The archive beside the notebook is a selection of docs/records; its seals say that nothing was changed."""
     archive = notebooks.FOLDER / "compare-two-norms.jsonl.gz"
-    selected = {(record.hash, record.seed): record.raw for record in read_archive(archive).records}
-    committed = read_archive(RUNS / "split-cifar100-fresh-seeds.jsonl.gz").records
+    selected = {(record.hash, record.seed): record.raw for record in load_runs(archive).records}
+    committed = load_runs(RUNS / "split-cifar100-fresh-seeds.jsonl.gz").records
     expected = {
         (record.hash, record.seed): record.raw
         for record in committed

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from contnorm.bench.data.fetch import FETCHABLE
 from contnorm.bench.data.image_folders import MINI_LISTS, MINI_WNIDS
-from contnorm.bench.data.published import published_stream
+from contnorm.bench.data.multilabel import published_stream
 from contnorm.bench.data.registry import SOURCES, SourceSpec
 from contnorm.bench.streams.tasks import STREAMS
 from tools.reference.markdown import code, table
@@ -150,14 +150,9 @@ def _checksums(name: str) -> list[str]:
     if name not in FETCHABLE and not lists:
         return []
     source = published_stream(name).lists if lists else FETCHABLE[name]
-    rows = [(code(file), _size(source.sizes.get(file)), code(check)) for file, check in source.files.items()]
-    rows += [(code(file), "", code(check)) for file, check in source.members.items()]
+    rows = [(code(file), code(check)) for file, check in source.files.items()]
     what = "Lists of the tasks" if lists else "Files"
-    return ["", f"{what}, from <{source.base}>:", "", *table(("file", "bytes", "checksum"), rows)]
-
-
-def _size(size: int | None) -> str:
-    return "" if size is None else f"{size:,}"
+    return ["", f"{what}, from <{source.base}>:", "", *table(("file", "checksum"), rows)]
 
 
 def _trees(name: str) -> str:
@@ -200,9 +195,9 @@ _INTRODUCTION = """\
 
 Data sets are in the data root: the folder of `--data-root` or `root=`, otherwise that of the environment variable
 `CONTNORM_DATA`, otherwise `./data`. `contnorm data` lists what is there, and `contnorm data NAME` says what is missing.
-`contnorm data NAME --fetch` downloads a data set, resumes an interrupted download and verifies checksums; `--base URL`
-uses a mirror. Files are parsed, never executed: pickles of CIFAR are read without unpickling. Decoded images are cached
-beside the data set.
+`contnorm data NAME --fetch` downloads a data set and verifies its checksums; `--base URL` uses a mirror. Nothing in a
+file is executed: from CIFAR's pickles, only arrays, numbers and text are read. Decoded images are kept in `.contnorm`
+beside the data set, or in the user's cache where that folder is read-only.
 
 A published data set with missing or further images is refused, because its scores would not be comparable;
 `--allow-missing` accepts it, and the record says so. Licences are notes, not advice: check the terms of each source.
@@ -226,7 +221,7 @@ _OWN = """\
 
 | array | shape | content |
 |---|---|---|
-| `x_train`, `x_test` | (N, ...) | samples; integers from 0 to 255 are images (N, C, H, W) |
+| `x_train`, `x_test` | (N, ...) | samples; those of type uint8 are images (N, C, H, W), scaled to [0, 1] |
 | `y_train`, `y_test` | (N,) | labels: whole numbers or text |
 | `task_train`, `task_test` | (N,) | optional: the task of each sample |
 
@@ -238,8 +233,8 @@ _OWN = """\
 
 ### Several labels per image
 
-`contnorm data NAME --images DIR` builds a data set for the stream `multi-label`, with `--set stream.source=NAME`; the
-columns of the table are described in [build COCOseq](../howto/build-cocoseq.md#your-own-data-set).
+`contnorm data NAME --images DIR` builds a data set, whose name is then that of a stream; the columns of the table are
+described in [build COCOseq](../howto/build-cocoseq.md#your-own-data-set).
 
 {csv}
 """

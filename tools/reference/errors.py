@@ -59,9 +59,7 @@ ADVICE = {
 INTERNAL = {
     "BuildError",
     "CheckSkipped",
-    "NoFinishedRunError",
     "NoLockstepError",
-    "PickleFormatError",
     "SlotError",
     "UnsupportedStateError",
 }

@@ -27,6 +27,7 @@ UNTRAINED = [10, 10, 10, 10]
 _FROM_BEST = "from -100 to 100"
 METRICS = {
     "acc": Metric("mean over j of a(T, j)", "0 to 100", "higher"),
+    "aia": Metric("mean over i of (mean over j = 1 ... i of a(i, j))", "0 to 100", "higher"),
     "fm": Metric("mean over j < T of (max over i = j ... T-1 of a(i, j)) - a(T, j)", _FROM_BEST, "lower"),
     "la": Metric("mean over i of a(i, i)", "0 to 100", "higher"),
     "fm_ctn": Metric("mean over j < T of (max over i = 1 ... T-1 of a(i, j)) - a(T, j)", _FROM_BEST, "lower"),
@@ -36,7 +37,6 @@ METRICS = {
     "fm_first": Metric("mean over j < T of a(j, j) - a(T, j)", _FROM_BEST, "lower"),
     "bwt": Metric("mean over j < T of a(T, j) - a(j, j)", _FROM_BEST, "higher"),
     "fwt": Metric("mean over j > 1 of a(j-1, j) - a(0, j)", _FROM_BEST, "higher"),
-    "aia": Metric("mean over i of (mean over j = 1 ... i of a(i, j))", "0 to 100", "higher"),
 }
 LABEL_METRICS = {
     "c_f1": Metric("2 P R / (P + R), with the means over classes P of tp / predicted, R of tp / positive", "0 to 100",
@@ -95,8 +95,11 @@ _INTRODUCTION = """\
 
 `a(i, j)` is the accuracy in percent on the test samples of task j after learning task i, for tasks 1 to T; `a(0, j)` is
 that of the untrained network. A record has the counts, so that every score can be computed later. Scores are in percent
-and differences in percentage points. `contnorm show --columns acc,fm,bwt` shows them, and so do `result.scores` and
+and differences in percentage points. `contnorm show --columns acc,aia,bwt` shows them, and so do `result.scores` and
 `record.scores` in Python. A single task has no forgetting: the score is NaN.
+
+Two scores stand in every table beside forgetting and learning accuracy: **ACC**, `acc`, after the last task, and the
+**mean over the stream**, `aia`, which uses all tasks and varies less over seeds.
 
 "Forgetting" has several definitions in the literature; each has its own name here. **FM is `fm`** unless a text says
 otherwise. Entries above the diagonal (tasks that are not learned yet) are measured with `evaluate.ahead=true` only;
@@ -210,7 +213,6 @@ _OF_SPREAD = [
         "above 0",
         _MORE,
     ),
-    ("`variance_without_lowest`", "the same of the variances, without the lowest only", "above 0", _MORE),
 ]
 _DIAGNOSIS = """\
 ## Diagnosis
@@ -250,14 +252,14 @@ with eight or more shared seeds:
 
 @SPREAD@
 
-Intervals are 95 % bootstrap intervals over pairs of seeds. The verdict is *larger* or *smaller* if the intervals of
+Intervals are 95 % bootstrap intervals over pairs of seeds. The outcome is *larger* or *smaller* if the intervals of
 both ratios of deviations lie on the same side of 1, and *undecided* otherwise. How differences of means are decided is
 in [deciding](../concepts/deciding.md).
 
 ```python
 import statistics
 
-from contnorm.bench.spread import spread_ratio
+from contnorm.bench.stats import spread_ratio
 
 a = {seed: 60 + 2.0 * ((3 * seed) % 8) for seed in range(8)}
 b = {seed: 60 + 0.5 * ((5 * seed) % 8) for seed in range(8)}

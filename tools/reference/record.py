@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contnorm.bench.archives import LARGEST_ARCHIVE
-from contnorm.bench.record import LARGEST_FILE, SCHEMA
+from contnorm.bench.records import SCHEMA
 from tools.reference.markdown import code, table
 
 __all__ = ["EXAMPLE", "FIELDS", "Field", "field_keys", "matches", "page"]
@@ -29,14 +28,13 @@ class Field(NamedTuple):
 _ALL, _FINISHED, _LABELS = "all", "finished", "finished, multi-label"
 _COUNTS = "correct predictions on the test samples of each task, after each task"
 FIELDS = {
-    "schema": Field("int", _ALL, f"Version of this schema; {SCHEMA} is written."),
+    "schema": Field("int", _ALL, f"Version of this schema: {SCHEMA}."),
     "config": Field("object", _ALL, "All [settings](settings.md) of the run, by group and name."),
     "hash": Field("str", _ALL, "Hash of the settings that differ from their defaults, 12 hexadecimal digits."),
     "seed": Field("int", _ALL, "Seed of the run. Hash and seed identify a record."),
-    "status": Field("str", _ALL, "`finished` or `diverged`; since schema 3."),
-    "seal": Field("str", _ALL, "SHA-256 of the canonical JSON of all other fields; since schema 2."),
+    "status": Field("str", _ALL, "`finished` or `diverged`."),
+    "seal": Field("str", _ALL, "SHA-256 of the canonical JSON of all other fields."),
     "reason": Field("str", "diverged", "Message about the divergence: seed, step and task."),
-    "lost": Field("str", "diverged, up to schema 2", "The same, in divergence notes of schemas 1 and 2."),
     "matrix": Field("object", _FINISHED, f"The accuracy matrix: {_COUNTS}."),
     "matrix.correct": Field("list of lists of int or null", _FINISHED, "Row i after task i, one column per task; null "
                             "where nothing was measured."),
@@ -75,7 +73,7 @@ FIELDS = {
     "seconds.train_by_task": Field("list of number", _FINISHED, "Training of each task."),
     "seconds.together": Field("number", _FINISHED, "All runs that were executed in the same lanes."),
     "seconds.lanes": Field("int", _FINISHED, "Number of these runs."),
-    "seconds.all": Field("number", _FINISHED, "The whole run, in records of version 0.1."),
+    "seconds.all": Field("number", _FINISHED, "The whole run, in records of early versions."),
     "parameters": Field("int", _FINISHED, "Parameters of the network."),
     "task_ends": Field("list of int", _FINISHED, "Steps done at the end of each task."),
     "norms": Field("object", _FINISHED, "Number of norm layers by class."),
@@ -212,19 +210,17 @@ assert abs(record.score("acc") - acc) < 1e-9
 
 ## Compatibility
 
-- Every version reads the records of all earlier versions: schemas 1 (no seal), 2 (with a seal) and 3 (with a status). A
-  record of a newer schema gives an error that names the schema.
+- Records have schema 3. Those of the schemas 1 and 2, which no release wrote, are not read.
 - Settings are never renamed, and their defaults never change. The hash counts only settings that differ from their
   defaults, so a new setting does not change the hash of older records.
-- A record that does not match its seal or the hash of its settings is reported and left out. Records of schema 1 have
-  no seal; `contnorm show RUN` says so.
+- A record that does not match its seal or the hash of its settings is reported and left out.
 - Fields may be added. A program that reads records should ignore those it does not know.
-- A record has at most {LARGEST_FILE:,} bytes. Reading one executes nothing: it is parsed and checked, not unpickled.
+- Reading a record executes nothing: it is parsed and checked, not unpickled.
 
 ## Archives
 
-`contnorm archive RUNS --out FILE.jsonl.gz` writes all records to one file: one record per line, sorted by hash and
-seed. Every command and `bench.load_runs` read an archive, or a folder of archives, like a runs folder. Equal records
-give equal bytes. A damaged line is reported by its number, and the others are read. An archive has at most
-{LARGEST_ARCHIVE:,} bytes uncompressed. `FILE.jsonl` is the same without compression.
+`contnorm show --runs RUNS --to FILE.jsonl.gz` writes all records to one file: one record per line, sorted by hash
+and seed. Every command and `bench.load_runs` read an archive, or a folder of archives, like a runs folder. Equal
+records give equal bytes. A damaged line is reported by its number, and the others are read. `FILE.jsonl` is the same
+without compression.
 """

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from contnorm.bench.config.schema import describe_allowed, json_schema
+from contnorm.bench.config.schema import json_schema
 from contnorm.bench.models.user_norms import own_norm_settings
 from contnorm.bench.strategies.registry import STRATEGIES, settings_owner
 from contnorm.registry import NORMS
@@ -76,7 +76,7 @@ def _toml(value: object) -> str:
 
 def _row(key: str, prop: dict[str, Any]) -> tuple[str, ...]:
     default = "none" if prop["default"] is None else json.dumps(prop["default"]).strip('"')
-    allowed = describe_allowed(prop).replace("text without control characters", "text").replace("'", "`")
+    allowed = _allowed(prop).replace("text without control characters", "text").replace("'", "`")
     return code(key), _type(prop), code(default), allowed, prop["description"]
 
 
@@ -86,3 +86,24 @@ def _type(prop: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(_type(choice) for choice in prop["anyOf"] if choice.get("type") != "null"))
     names = {"integer": "int", "number": "float", "boolean": "bool", "string": "str"}
     return names[prop.get("type", "string")]
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """Describe the allowed values of a setting by its JSON schema."""
+    if "anyOf" in schema:
+        return " or ".join(_allowed(choice) for choice in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return " or ".join(map(repr, schema.get("enum", [schema.get("const")])))
+    if "exclusiveMaximum" in schema:
+        return f"a number above {schema['exclusiveMinimum']:g} and below {schema['exclusiveMaximum']:g}"
+    if "maximum" not in schema:
+        return {"string": "text without control characters", "boolean": "true or false", "null": "none"}[schema["type"]]
+    noun = "a whole number" if schema["type"] == "integer" else "a finite number"
+    maximum = _format_limit(schema["maximum"])
+    if "exclusiveMinimum" in schema:
+        return f"{noun} above {_format_limit(schema['exclusiveMinimum'])}, up to {maximum}"
+    return f"{noun} from {_format_limit(schema['minimum'])} to {maximum}"
+
+
+def _format_limit(limit: float) -> str:
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"

@@ -4,93 +4,74 @@
 >>> from contnorm import bench
 >>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=100)
 >>> bn, cn = (bench.run(stream, norm=norm, strategy=bench.ER(replay=10), seeds=2, lanes=1) for norm in ("bn", "cn"))
->>> bench.compare(cn, bn).seeds
-(0, 1)
+>>> sorted(bench.compare(cn, bn).differences)
+[0, 1]
 
 Public names are imported on first use, so reading and comparing records does not import torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from contnorm.lazy_names import lazy_names
+from contnorm.errors import UserCodeError, UserError
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics
-    from contnorm.bench.api.datasets import add_dataset
+    from contnorm.bench.api.datasets import add_dataset, build_dataset, fetch_dataset
     from contnorm.bench.api.decide import decide
     from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
-    from contnorm.bench.api.execution import ResumeError, RunInterrupted, RunOptions, resume
+    from contnorm.bench.api.execution import ResumeError, RunInterrupted, StopRun, resume
     from contnorm.bench.api.result import Result
     from contnorm.bench.api.run import DivergedError, run, run_all
     from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
     from contnorm.bench.api.sweep import SweepInterrupted, sweep
     from contnorm.bench.api.sweep_result import SweepResult, Trial
-    from contnorm.bench.api.task_callback import StopRun
     from contnorm.bench.api.tune import tune
-    from contnorm.bench.comparison import Comparison, compare, compare_spread
-    from contnorm.bench.data.datasets import BuildOptions, build_dataset, fetch_dataset
-    from contnorm.bench.decision import PairedDecision
-    from contnorm.bench.engine.events import TaskDone
-    from contnorm.bench.exports import ExportedRuns, export
-    from contnorm.bench.launchers.base import Launcher
-    from contnorm.bench.launchers.ray_launcher import RayLauncher
-    from contnorm.bench.loggers import LoggedRun, Logger
+    from contnorm.bench.comparison import compare
+    from contnorm.bench.engine.launch import Launcher
+    from contnorm.bench.engine.ray import RayLauncher
+    from contnorm.bench.engine.run import Event, RunOptions
+    from contnorm.bench.loggers import Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
     from contnorm.bench.metrics.task_scores import TaskScores
     from contnorm.bench.plan import Plan, Step
-    from contnorm.bench.power_analysis import PowerRow, PowerTable, power
-    from contnorm.bench.records import Record
-    from contnorm.bench.registries import (
-        Listing,
-        available,
-        register_dataset,
-        register_memory,
-        register_network,
-        register_strategy,
-    )
-    from contnorm.bench.runs import ArchivedRuns, Runs, archive, load_runs
-    from contnorm.bench.sequential import Look, Reach
+    from contnorm.bench.records import Record, Runs, load_runs
+    from contnorm.bench.registries import available, register
+    from contnorm.bench.sequential import Verdict, decide_family
     from contnorm.bench.signals import StopSignals
-    from contnorm.bench.spread import Ratio, Spread
-    from contnorm.bench.strategies.base import Batch, OutputMask, Single, Strategy, forward, together
+    from contnorm.bench.strategies.base import (
+        Batch,
+        OutputMask,
+        Single,
+        Strategy,
+        forward,
+        together,
+    )
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
     from contnorm.bench.strategies.er_ace import ERACE
     from contnorm.bench.strategies.ewc import EWC
     from contnorm.bench.strategies.lwf import LwF
-    from contnorm.bench.strategies.tasks import TaskData, TaskInfo
-    from contnorm.errors import UserCodeError, UserError
 
 __all__ = [
     "ER",
     "ERACE",
     "EWC",
-    "ArchivedRuns",
     "BalancedReservoir",
     "Batch",
-    "BuildOptions",
-    "Comparison",
     "DERpp",
     "DivergedError",
-    "ExportedRuns",
+    "Event",
     "Launcher",
-    "Listing",
-    "LoggedRun",
     "Logger",
-    "Look",
     "LwF",
     "Memory",
     "OutputMask",
-    "PairedDecision",
     "PartitioningReservoir",
     "Plan",
-    "PowerRow",
-    "PowerTable",
-    "Ratio",
     "RayLauncher",
-    "Reach",
     "Record",
     "Reservoir",
     "Result",
@@ -100,7 +81,6 @@ __all__ = [
     "RunOptions",
     "Runs",
     "Single",
-    "Spread",
     "Step",
     "StopRun",
     "StopSignals",
@@ -110,34 +90,26 @@ __all__ = [
     "SweepInterrupted",
     "SweepResult",
     "Task",
-    "TaskData",
     "TaskDataset",
-    "TaskDone",
-    "TaskInfo",
     "TaskScores",
     "Trial",
     "UserCodeError",
     "UserError",
+    "Verdict",
     "accuracy_matrix",
     "add_dataset",
-    "archive",
     "available",
     "build_dataset",
     "compare",
-    "compare_spread",
     "decide",
+    "decide_family",
     "evaluate",
-    "export",
     "fetch_dataset",
     "forward",
     "load_runs",
     "load_stream",
     "metrics",
-    "power",
-    "register_dataset",
-    "register_memory",
-    "register_network",
-    "register_strategy",
+    "register",
     "resume",
     "run",
     "run_all",
@@ -146,57 +118,51 @@ __all__ = [
     "tune",
 ]
 
-_NAMES_BY_MODULE = {
-    "contnorm.bench.api.datasets": ("add_dataset",),
-    "contnorm.bench.api.decide": ("decide",),
-    "contnorm.bench.api.evaluate": ("accuracy_matrix", "evaluate"),
-    "contnorm.bench.api.execution": ("ResumeError", "RunInterrupted", "RunOptions", "resume"),
-    "contnorm.bench.api.result": ("Result",),
-    "contnorm.bench.api.run": ("DivergedError", "run", "run_all"),
-    "contnorm.bench.api.stream": ("Stream", "Task", "TaskDataset", "load_stream"),
-    "contnorm.bench.api.sweep": ("SweepInterrupted", "sweep"),
-    "contnorm.bench.api.sweep_result": ("SweepResult", "Trial"),
-    "contnorm.bench.api.task_callback": ("StopRun",),
-    "contnorm.bench.api.tune": ("tune",),
-    "contnorm.bench.comparison": ("Comparison", "compare", "compare_spread"),
-    "contnorm.bench.data.datasets": ("BuildOptions", "build_dataset", "fetch_dataset"),
-    "contnorm.bench.decision": ("PairedDecision",),
-    "contnorm.bench.launchers.base": ("Launcher",),
-    "contnorm.bench.launchers.ray_launcher": ("RayLauncher",),
-    "contnorm.bench.engine.events": ("TaskDone",),
-    "contnorm.bench.exports": ("ExportedRuns", "export"),
-    "contnorm.bench.loggers": ("LoggedRun", "Logger"),
-    "contnorm.bench.memories": (
-        "BalancedReservoir",
-        "Memory",
-        "PartitioningReservoir",
-        "Reservoir",
-        "Ring",
-        "StreamInfo",
-    ),
-    "contnorm.bench.metrics.task_scores": ("TaskScores",),
-    "contnorm.bench.plan": ("Plan", "Step"),
-    "contnorm.bench.power_analysis": ("PowerRow", "PowerTable", "power"),
-    "contnorm.bench.records": ("Record",),
-    "contnorm.bench.registries": (
-        "Listing",
-        "available",
-        "register_dataset",
-        "register_memory",
-        "register_network",
-        "register_strategy",
-    ),
-    "contnorm.bench.runs": ("ArchivedRuns", "Runs", "archive", "load_runs"),
-    "contnorm.bench.sequential": ("Look", "Reach"),
-    "contnorm.bench.signals": ("StopSignals",),
-    "contnorm.bench.spread": ("Ratio", "Spread"),
-    "contnorm.bench.strategies.base": ("Batch", "OutputMask", "Single", "Strategy", "forward", "together"),
-    "contnorm.bench.strategies.derpp": ("DERpp",),
-    "contnorm.bench.strategies.er": ("ER",),
-    "contnorm.bench.strategies.er_ace": ("ERACE",),
-    "contnorm.bench.strategies.ewc": ("EWC",),
-    "contnorm.bench.strategies.lwf": ("LwF",),
-    "contnorm.bench.strategies.tasks": ("TaskData", "TaskInfo"),
-    "contnorm.errors": ("UserCodeError", "UserError"),
+_MODULES = {  # below `contnorm.bench`, with their public names
+    "api.datasets": "add_dataset build_dataset fetch_dataset",
+    "api.decide": "decide",
+    "api.evaluate": "accuracy_matrix evaluate",
+    "api.execution": "ResumeError RunInterrupted StopRun resume",
+    "api.result": "Result",
+    "api.run": "DivergedError run run_all",
+    "api.stream": "Stream Task TaskDataset load_stream",
+    "api.sweep": "SweepInterrupted sweep",
+    "api.sweep_result": "SweepResult Trial",
+    "api.tune": "tune",
+    "comparison": "compare",
+    "engine.launch": "Launcher",
+    "engine.ray": "RayLauncher",
+    "engine.run": "Event RunOptions",
+    "loggers": "Logger",
+    "memories": "BalancedReservoir Memory PartitioningReservoir Reservoir Ring StreamInfo",
+    "metrics.task_scores": "TaskScores",
+    "plan": "Plan Step",
+    "records": "Record Runs load_runs",
+    "registries": "available register",
+    "sequential": "Verdict decide_family",
+    "signals": "StopSignals",
+    "strategies.base": "Batch OutputMask Single Strategy forward together",
+    "strategies.derpp": "DERpp",
+    "strategies.er": "ER",
+    "strategies.er_ace": "ERACE",
+    "strategies.ewc": "EWC",
+    "strategies.lwf": "LwF",
 }
-__getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, ("metrics",), extra="bench")
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "metrics":
+        return import_module("contnorm.bench.metrics")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = globals()[name] = getattr(import_module(f"contnorm.bench.{_MODULE_OF[name]}"), name)
+    except ModuleNotFoundError as error:
+        message = f'contnorm.bench.{name} needs {error.name}. Install it with: pip install "contnorm[bench]"'
+        raise ImportError(message, name=error.name) from error
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,56 +1,72 @@
-"""Paired comparison of two experiments on the seeds that both have."""
+"""Compare two experiments over the seeds that both have: from records, or from plain numbers."""
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from itertools import product
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from contnorm.bench.config.defaults import resolved_settings, run_names, varying
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import format_value
-from contnorm.bench.metrics.accuracy_matrix import SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.bench.records import Record, spread_over_seeds
+from contnorm.bench.fingerprint import Match, compare_fingerprints
+from contnorm.bench.metrics.accuracy_matrix import SCORES, AccuracyMatrix
+from contnorm.bench.metrics.accuracy_matrix import score as score_of_matrix
+from contnorm.bench.metrics.multilabel import LABEL_SCORES, label_score
+from contnorm.bench.records import Record
 from contnorm.bench.selection import SHORT_KEYS, setting_keys
-from contnorm.bench.spread import Spread, spread_ratio
-from contnorm.bench.stats import (
-    MOST_SEEDS,
-    Interval,
-    cohens_d,
-    effect_size,
-    paired_difference,
-    paired_p_value,
-    seeds_for_effect,
-    t_interval,
-    welch_interval,
-    welch_p_value,
+from contnorm.bench.sequential import (
+    ALPHA,
+    FIRST_SEED,
+    MARGIN,
+    MAX_SEEDS,
+    Verdict,
+    decide_differences,
+    with_chance,
 )
+from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = [
-    "Comparison",
     "HasRecords",
-    "PairedScores",
-    "check_streams",
+    "Numbers",
+    "chance_level",
+    "check_experiments",
     "compare",
-    "compare_spread",
+    "compare_scores",
+    "data_difference",
     "differing_keys",
+    "diverged_seeds",
     "experiment_names",
     "list_variations",
-    "paired_scores",
-    "paired_verdict",
-    "score_title",
     "scores_of",
-    "seeds_to_resolve",
     "short_key",
-    "unpaired_verdict",
 ]
 
 SHOWN = 4  # settings, and values of a setting, that a message names
+# Settings that determine which samples are trained and tested on, and how predictions are counted.
+DATA_KEYS = {
+    "stream.name",
+    "stream.source",
+    "stream.tasks",
+    "stream.train_per_task",
+    "stream.test_per_task",
+    "stream.class_order",
+    "stream.scenario",
+    "stream.part",
+    "stream.holdout",
+    "train.partial",
+    "train.passes",
+    "train.max_steps",
+}
+Moments = str | tuple[str | None, str | None]
 
 
 class HasRecords(Protocol):
@@ -60,328 +76,263 @@ class HasRecords(Protocol):
     def records(self) -> list[Record]: ...
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The difference of a score between two experiments, a minus b, on the seeds that both have.
-
-    Attributes:
-        score: Name of the score.
-        seeds: The shared seeds.
-        differences: The difference for each of them, in percentage points.
-        mean: Mean difference.
-        interval: 95 % interval of the mean (Student's t); None for one seed.
-        bootstrap: Bootstrap 95 % interval; too narrow with few seeds. None for one seed.
-        effect: Mean over standard deviation of the differences; NaN for one seed.
-        seeds_needed: Number of seeds with which a difference of this size would be resolved (95 % interval without
-            zero, with a probability of 80 %), if mean and standard deviation stay as observed; None if it can't be
-            estimated.
-        only_a, only_b: Seeds that only one of the experiments has; they are not compared.
-        same_settings: Whether a and b are the same experiment.
-        p: p value of a two-sided paired t test; NaN for one seed or if all differences are equal.
-        names: Names of a and b in the verdict: what their settings differ in.
-        differing: Keys of the settings in which a and b differ, apart from defaults of streams and strategies.
-
-    Example:
-        >>> from contnorm.bench.config.schema import from_dict
-        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-        >>> from contnorm.bench.record import Record
-        >>> def records(norm, correct):
-        ...     config = from_dict({"norm": {"name": norm}})
-        ...     matrices = [AccuracyMatrix([[count]], [100]) for count in correct]
-        ...     return [Record(config, seed, matrix, {}, {}) for seed, matrix in enumerate(matrices)]
-        >>> difference = compare(records("cn", [70, 74, 75]), records("bn", [60, 65, 62]))
-        >>> round(difference.mean, 2), difference.resolved, difference.differing
-        (10.67, True, ('norm.name',))
-    """
-
-    score: str
-    seeds: tuple[int, ...]
-    differences: tuple[float, ...]
-    mean: float
-    interval: Interval | None
-    bootstrap: Interval | None
-    effect: float
-    seeds_needed: int | None
-    only_a: tuple[int, ...] = ()
-    only_b: tuple[int, ...] = ()
-    same_settings: bool = False
-    p: float = math.nan
-    names: tuple[str, str] = ("a", "b")
-    differing: tuple[str, ...] = ()
-
-    @property
-    def verdict(self) -> str:
-        """Which experiment has the higher score, in a sentence; or that it is undecided, with the seeds needed."""
-        return paired_verdict(self.score, self.names, self.differences)
-
-    @property
-    def resolved(self) -> bool:
-        """Whether the 95 % interval does not contain zero."""
-        return self.interval is not None and not self.interval.holds(0)
-
-    @property
-    def identical(self) -> bool:
-        """Whether a and b have the same score for every shared seed."""
-        return not any(self.differences)
-
-    def __str__(self) -> str:
-        parts = [f"{self.score}: {self.mean:+.2f} points"]
-        if self.identical:
-            parts = [f"{self.score}: no difference, the values of a and b are identical"]
-        elif self.interval is not None:
-            parts[0] += f", 95 % interval {self.interval}"
-            parts[0] += "" if math.isnan(self.effect) else f", effect {self.effect:+.2f}"
-        parts += ["a and b are the same experiment"] if self.same_settings else []
-        parts.append(f"{len(self.seeds)} {'seed' if len(self.seeds) == 1 else 'seeds'} in common")
-        parts += [f"{len(rest)} only in {name}" for name, rest in (("a", self.only_a), ("b", self.only_b)) if rest]
-        if self.identical:
-            return "; ".join(parts)
-        if self.interval is None:
-            parts.append("more seeds are needed for an interval")
-        elif not self.resolved and self.seeds_needed is not None:
-            parts.append(f"to resolve a difference of this size, about {self.seeds_needed} seeds would be needed")
-        return "; ".join(parts)
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(str(self))}</p>"
+Numbers: TypeAlias = "Sequence[float] | Mapping[int, float] | pd.Series[Any]"
+Experiment: TypeAlias = "HasRecords | Iterable[Record] | Numbers"
 
 
-def compare(a: HasRecords | Iterable[Record], b: HasRecords | Iterable[Record], score: str | None = None) -> Comparison:
-    """Compare two experiments: the score of ``a`` minus that of ``b``, paired over the seeds that both have.
-
-    Args:
-        a, b: Results of `bench.run`, selections of `bench.load_runs`, or records; each of one experiment.
-        score: Name of the score, such as ``"acc"`` or ``"fm"``; by default the first one.
-
-    Raises:
-        UserError: If the experiments have different streams, or no seed or no score in common, or if one of them is
-            several experiments.
-
-    Example:
-        >>> runs = load_runs("runs")  # doctest: +SKIP
-        >>> compare(runs.where(norm="cn"), runs.where(norm="bn"))  # doctest: +SKIP
-    """
-    scores = paired_scores(a, b, score)
-    pair = paired_difference(scores.a, scores.b)
-    assert pair is not None  # there are shared seeds
-    needed = seeds_to_resolve(pair.differences)
-    configs = scores.configs
-    return Comparison(
-        scores.name,
-        tuple(sorted(scores.a)),
-        pair.differences,
-        pair.mean,
-        pair.t,
-        pair.bootstrap,
-        pair.effect,
-        needed,
-        only_a=scores.only_a,
-        only_b=scores.only_b,
-        same_settings=configs[0].hash == configs[1].hash,
-        p=paired_p_value(pair.differences),
-        names=experiment_names(*configs),
-        differing=tuple(differing_keys(*configs)),
-    )
-
-
-@dataclass(frozen=True)
-class PairedScores:
-    """One score of two experiments, on the seeds that both have.
-
-    Attributes:
-        name: Name of the score.
-        a, b: The score by seed.
-        configs: Settings of a and b.
-        only_a, only_b: Seeds that only one of the experiments has.
-    """
-
-    name: str
-    a: dict[int, float]
-    b: dict[int, float]
-    configs: tuple[RunConfig, RunConfig]
-    only_a: tuple[int, ...] = ()
-    only_b: tuple[int, ...] = ()
-
-
-def paired_scores(
-    a: HasRecords | Iterable[Record],
-    b: HasRecords | Iterable[Record],
+def compare(
+    a: Experiment | pd.DataFrame,
+    b: Experiment | None = None,
     score: str | None = None,
     *,
-    defined: bool = False,
-) -> PairedScores:
-    """Scores of two experiments on the seeds that both have; arguments and errors are those of `compare`.
+    by: str | None = None,
+    seed: str = "seed",
+    moments: Moments | None = None,
+    margin: float = MARGIN,
+    cases: int = 1,
+    alpha: float = ALPHA,
+    max_seeds: int = MAX_SEEDS,
+    first_seed: int | None = None,
+) -> Verdict:
+    """Compare two experiments: a score of ``a`` minus that of ``b``, paired over the seeds that both have.
 
-    With ``defined``, a score that is NaN for all seeds is an error too.
-    """
-    first, second = _by_seed(a, "a"), _by_seed(b, "b")
-    configs = next(iter(first.values())).config, next(iter(second.values())).config
-    check_streams(*configs)
-    seeds = sorted(first.keys() & second.keys())
-    if not seeds:
-        raise UserError(
-            f"the two experiments have no seed in common: {sorted(first)} and {sorted(second)}. Run both with the same "
-            f"seeds."
-        )
-    scores, others = ({seed: scores_of(records[seed]) for seed in seeds} for records in (first, second))
-    known = [name for name in scores[seeds[0]] if name in others[seeds[0]]]
-    if not known:
-        raise UserError(f"the two experiments have no score in common: {', '.join(scores[seeds[0]])} and others.")
-    score = score or known[0]
-    if score not in known:
-        raise UserError(f"score {score!r}: use one that both experiments have: {', '.join(known)}.")
-    values, theirs = ({seed: found[seed][score] for seed in seeds} for found in (scores, others))
-    if defined and all(math.isnan(values[seed] - theirs[seed]) for seed in seeds):
-        raise UserError(
-            f"score {score!r} has no value in these runs, such as the forgetting of a single task. Use another score."
-        )
-    return PairedScores(
-        score,
-        values,
-        theirs,
-        configs,
-        only_a=tuple(sorted(first.keys() - second.keys())),
-        only_b=tuple(sorted(second.keys() - first.keys())),
-    )
-
-
-def compare_spread(
-    a: HasRecords | Iterable[Record], b: HasRecords | Iterable[Record], score: str | None = None
-) -> Spread:
-    """Compare the spread of a score over seeds: that of ``a`` over that of ``b``, on the seeds that both have.
+    Experiments of the bench are compared by the seeds from 100 on; lower seeds are exploratory, since settings may have
+    been chosen with them. Of plain numbers all seeds count, in order. `contnorm.bench.sequential` has the rule.
 
     Args:
-        a, b: As in `compare`.
-        score: Name of the score; by default the first one.
+        a, b: Results of `bench.run`, selections of `bench.load_runs`, or records, each of one experiment. Or scores:
+            two arrays in the same order of seeds, or mappings or Series by seed. Or a DataFrame as ``a`` alone.
+        score: Name of the score, such as ``"acc"``, ``"aia"`` (the mean over the stream) or ``"fm"``; by default the
+            first one. Of a DataFrame the column.
+        by, seed: Columns of a DataFrame: one with the two names to compare, the first one minus the other, and one with
+            the seeds.
+        moments: Evaluation to compare, such as ``"running"`` or ``"memory"``, or one of each experiment. By default
+            that of each experiment's settings, ``evaluate.moments``.
+        margin: Largest absolute difference that counts as equivalent, in percentage points.
+        cases: Number of comparisons that are decided together; alpha is divided among them.
+        alpha: Probability of any wrong sign in all these comparisons.
+        max_seeds: Limit of the looks.
+        first_seed: First seed that counts.
 
     Raises:
-        UserError: As in `compare`, and for fewer than 8 shared seeds.
+        UserError: If the experiments are of different data or are the same, have no seed or no score in common, or if
+            one of them is several experiments.
 
     Example:
-        >>> runs = load_runs("runs")  # doctest: +SKIP
-        >>> compare_spread(runs.where(norm="bn"), runs.where(norm="cn")).sentence  # doctest: +SKIP
+        >>> cn, bn = [72.1, 71.4, 73.0, 72.2], [70.9, 71.0, 71.7, 70.8]
+        >>> compare(cn, bn).outcome, round(compare(cn * 4, bn * 4).mean, 2)
+        ('undecided', 1.07)
+        >>> print(compare(cn * 4, bn * 4))
+        a is higher than b in score by 1.07 points (interval +0.75 to +1.40, 16 seeds).
+        >>> import pandas
+        >>> columns = {"norm": ["cn"] * 16 + ["bn"] * 16, "seed": [*range(16)] * 2, "acc": cn * 4 + bn * 4}
+        >>> frame = pandas.DataFrame(columns)
+        >>> compare(frame, by="norm", score="acc").sentence
+        'cn is higher than bn in ACC by 1.07 points (interval +0.75 to +1.40, 16 seeds).'
     """
-    scores = paired_scores(a, b, score, defined=True)
-    spread = spread_ratio(scores.a, scores.b)
-    return replace(spread, score=score_title(scores.name), names=experiment_names(*scores.configs))
+    rule: dict[str, Any] = {"margin": margin, "cases": cases, "alpha": alpha, "max_seeds": max_seeds}
+    numbers: tuple[dict[int, float] | None, dict[int, float] | None] = _numbers(a), _numbers(b)
+    names = ("a", "b")
+    if hasattr(a, "columns"):
+        *numbers, names = _from_frame(a, by, seed, score)  # type: ignore[assignment]
+    elif b is None:
+        raise UserError("b=None: pass two experiments, or a DataFrame with by=.")
+    first, second = numbers
+    if first is None or second is None:
+        return _compare_records(
+            a, b, score, moments, {**rule, "first_seed": FIRST_SEED if first_seed is None else first_seed}
+        )
+    if first_seed is None:  # all seeds count, in order
+        seeds = sorted(first.keys() & second.keys())
+        first, second = ({place: scores[s] for place, s in enumerate(seeds)} for scores in (first, second))
+    return compare_scores(first, second, score or "score", names, first_seed=first_seed or 0, **rule)
 
 
-def scores_of(record: Record) -> dict[str, float]:
-    """Return every score of a record that its measurements allow, by name; in percent."""
-    scores = {}
-    for name in LABEL_SCORES if record.multi_label else SCORES:
-        with suppress(ValueError):  # such as forward transfer, for which later tasks must be measured too
-            scores[name] = record.score(name)
-    return scores
-
-
-def seeds_to_resolve(differences: Sequence[float]) -> int | None:
-    """Return the number of seeds with which the mean of such differences is resolved.
-
-    It is the smallest number for which a paired t test at 5 % rejects zero with a probability of 80 %, if mean and
-    standard deviation are those of the differences. None for fewer than two differences, or if all are equal.
-
-    Example:
-        >>> seeds_to_resolve([1.0, 2.0, 3.0]), seeds_to_resolve([-1.0, 2.0, 0.5]), seeds_to_resolve([1.0, 1.0])
-        (5, 73, None)
-    """
-    return seeds_for_effect(effect_size(differences)) if len(differences) > 1 else None
-
-
-def paired_verdict(score: str, names: tuple[str, str], differences: Sequence[float]) -> str:
-    """Sentence on which experiment has the higher score, from the differences of paired seeds.
-
-    Args:
-        score: Name of the score.
-        names: Names of the first and the second experiment.
-        differences: First minus second, for each seed.
-
-    Example:
-        >>> paired_verdict("acc", ("cn", "bn"), [1.0, 1.5, 2.0, 1.2])
-        'cn is higher than bn in ACC by 1.43 points (95 % interval 0.73 to 2.12, 4 paired seeds, p = 0.007).'
-    """
-    seeds = f"{len(differences)} paired seed{'' if len(differences) == 1 else 's'}"
-    if not any(differences):
-        return f"No difference: {names[0]} and {names[1]} have the same {score_title(score)} in {seeds}."
-    mean, interval = math.fsum(differences) / len(differences), t_interval(differences)
-    if math.isnan(effect_size(differences)):
-        if len(differences) == 1 or interval is None:
-            return f"Undecided: {_difference(score, names, mean)} ({seeds}). An interval needs two seeds or more."
-        return f"Undecided: {_difference(score, names, mean)} in each of {seeds}. Equal differences have no interval."
-    test = "paired t test"
-    return _verdict(
-        score, names, mean, interval, seeds, paired_p_value(differences), seeds_to_resolve(differences), test
-    )
-
-
-def unpaired_verdict(score: str, names: tuple[str, str], values: Sequence[float], others: Sequence[float]) -> str:
-    """Sentence on which experiment has the higher score, if their seeds are not paired.
-
-    Args:
-        score: Name of the score.
-        names: Names of the first and the second experiment.
-        values: Scores of the first.
-        others: Scores of the second.
-
-    Example:
-        >>> unpaired_verdict("acc", ("cn", "bn"), [4.0, 5.0, 6.0], [1.0, 2.0, 3.0])
-        'cn is higher than bn in ACC by 3.00 points (95 % interval 0.73 to 5.27, 3 and 3 unpaired seeds, p = 0.021).'
-    """
-    seeds = f"{len(values)} and {len(others)} unpaired seeds"
-    mean, std = spread_over_seeds(list(others))
-    difference = spread_over_seeds(list(values))[0] - mean
-    interval = welch_interval(values, mean, std, len(others))
-    if interval is None:
-        reason = "An interval needs two seeds or more of each, with different scores."
-        return f"Undecided: {_difference(score, names, difference)} ({seeds}). {reason}"
-    needed = seeds_for_effect(cohens_d(values, others), samples=2)
-    return _verdict(score, names, difference, interval, seeds, welch_p_value(values, others), needed, "t test")
-
-
-def _verdict(
+def compare_scores(
+    a: Mapping[int, float],
+    b: Mapping[int, float],
     score: str,
     names: tuple[str, str],
-    mean: float,
-    interval: Interval | None,
-    seeds: str,
-    p: float,
-    needed: int | None,
-    test: str,
-) -> str:
-    p_text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
-    if interval is not None and not interval.holds(0):
-        low, high = sorted(map(abs, interval))
-        direction = "higher" if mean > 0 else "lower"
-        return (
-            f"{names[0]} is {direction} than {names[1]} in {score_title(score)} by {abs(mean):.2f} points (95 % "
-            f"interval {low:.2f} to {high:.2f}, {seeds}, {p_text})."
-        )
-    sentence = f"Undecided: {_difference(score, names, mean)} (95 % interval {interval}, {seeds}, {p_text})."
-    if needed is None:
-        return sentence
-    count = f"More than {MOST_SEEDS:,}" if needed >= MOST_SEEDS else f"About {needed:,}"
-    each = "" if test.startswith("paired") else " of each"
-    return (
-        f"{sentence} {count} seeds{each} would resolve a difference of this size (two-sided {test} at 5 %, power 80 %, "
-        f"if mean and standard deviation stay as observed)."
-    )
+    *,
+    diverged: Iterable[int] = (),
+    chance: float | None = None,
+    **rule: Any,
+) -> Verdict:
+    """Decide from scores by seed; ``rule`` are arguments of `decide_differences`.
 
+    Args:
+        a, b: The scores.
+        score, names: Names in sentences.
+        diverged: Seeds of which a run diverged.
+        chance: Chance level of the score, for `Verdict.at_chance`.
 
-def _difference(score: str, names: tuple[str, str], mean: float) -> str:
-    if not mean:
-        return f"{names[0]} and {names[1]} have the same mean {score_title(score)}"
-    direction = "higher" if mean > 0 else "lower"
-    return f"{names[0]} is {abs(mean):.2f} points {direction} than {names[1]} in {score_title(score)}"
-
-
-def score_title(score: str) -> str:
-    """Name of a score in a sentence.
+    Raises:
+        UserError: If no seed has both scores.
 
     Example:
-        >>> score_title("acc"), score_title("fm_mammoth"), score_title("C-F1")
-        ('ACC', 'fm_mammoth', 'C-F1')
+        >>> compare_scores({100: 71.0}, {100: 70.0, 101: 69.0}, "acc", ("cn", "bn")).differences
+        {100: 1.0}
     """
-    return score.upper() if score in SCORES and "_" not in score else score
+    lost = set(diverged)
+    shared = {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
+    if not shared and not lost:
+        raise UserError(f"the experiments have no seed in common: {sorted(a)} and {sorted(b)}. Use the same seeds.")
+    verdict = decide_differences(shared, score=score, names=names, diverged=lost, **rule)
+    if lost and chance is not None:
+        full = [with_chance(scores, lost - scores.keys(), chance) for scores in (a, b)]
+        differences = {seed: full[0][seed] - full[1][seed] for seed in sorted(full[0].keys() & full[1].keys())}
+        at_chance = decide_differences(differences, score=score, names=names, **rule)
+        verdict = replace(verdict, at_chance=at_chance)
+    return replace(verdict, scores=(dict(a), dict(b)))
+
+
+def _from_frame(
+    frame: Any, by: str | None, seed: str, score: str | None
+) -> tuple[dict[int, float], dict[int, float], tuple[str, str]]:
+    if by is None or score is None:
+        raise UserError(
+            "a DataFrame needs by= and score=: the columns of the two names to compare and of their scores."
+        )
+    names = list(dict.fromkeys(frame[by]))
+    if len(names) != 2:
+        raise UserError(f"by={by!r}: the column has {len(names)} values, but a comparison is of two. Select two.")
+    sides = [frame[frame[by] == name].set_index(seed)[score] for name in names]
+    if not all(side.index.is_unique for side in sides):
+        raise UserError(f"seed={seed!r}: some seeds occur twice. Select the rows of one experiment for each name.")
+    return dict(sides[0]), dict(sides[1]), (str(names[0]), str(names[1]))
+
+
+def _numbers(side: Any) -> dict[int, float] | None:
+    """Scores by seed if they are plain numbers; a Series has its seeds as index."""
+    if hasattr(side, "to_dict") and not hasattr(side, "records"):
+        side = side.to_dict()
+    if isinstance(side, Mapping):
+        return dict(side) if all(isinstance(value, Real) for value in side.values()) else None
+    values: list[Any] = list(side) if isinstance(side, Sequence) or hasattr(side, "__array__") else [None]
+    if not all(isinstance(value, Real) for value in values):
+        return None
+    return {place: float(value) for place, value in enumerate(values)}
+
+
+def _compare_records(a: Any, b: Any, score: str | None, moments: Moments | None, rule: Mapping[str, Any]) -> Verdict:
+    first, second = _by_seed(a, "a"), _by_seed(b, "b")
+    configs = next(iter(first.values())).config, next(iter(second.values())).config
+    evaluations = moments if isinstance(moments, tuple) else (moments, moments)
+    check_experiments(*configs, *(getattr(side, "objects", ()) for side in (a, b)), evaluations=evaluations)
+    if different := data_difference(list(first.values()), list(second.values())):
+        raise UserError(f"a and b did not use the same data: {different}. Compare experiments of the same stream.")
+    scores = [
+        {seed: scores_of(record, kind) for seed, record in side.items()}
+        for side, kind in zip((first, second), evaluations, strict=True)
+    ]
+    known = [name for name in next(iter(scores[0].values())) if all(name in one for one in scores[1].values())]
+    name = score or (known[0] if known else "acc")
+    if name not in known:
+        raise UserError(f"score {name!r}: use one that both experiments have: {', '.join(known)}.")
+    values = [{seed: one[name] for seed, one in side.items()} for side in scores]
+    shared = first.keys() & second.keys()
+    if shared and all(math.isnan(values[0][seed] - values[1][seed]) for seed in shared):
+        raise UserError(f"score {name!r} has no value in these runs, such as the forgetting of a single task.")
+    lost = diverged_seeds(a, configs[0].hash) | diverged_seeds(b, configs[1].hash)
+    chance = chance_level(next(iter(first.values())), name) if lost else None
+    same_runs = configs[0].hash == configs[1].hash and evaluations[0] != evaluations[1]
+    names = (f"{evaluations[0]} moments", f"{evaluations[1]} moments") if same_runs else experiment_names(*configs)
+    verdict = compare_scores(values[0], values[1], name, names, diverged=lost, chance=chance, **rule)
+    return replace(verdict, a=tuple(first.values()), b=tuple(second.values()))
+
+
+def check_experiments(
+    a: RunConfig, b: RunConfig, *objects: Collection[Any], evaluations: tuple[str | None, str | None] = (None, None)
+) -> None:
+    """Reject two experiments that can't be compared.
+
+    Args:
+        a, b: Their settings.
+        objects: Their Python objects. Two objects without a tag may have the same name, so the same hash.
+        evaluations: Moments of the evaluation of each.
+
+    Raises:
+        UserError: If they are of different data, or the same experiment.
+    """
+    if different := _data_settings(a, b):
+        raise UserError(f"a and b did not use the same data: {different}. Compare experiments of the same stream.")
+    if a.hash == b.hash and not any(objects) and evaluations[0] == evaluations[1]:
+        raise UserError(f"a and b are the same experiment ({a.hash}). Compare experiments that differ.")
+
+
+def data_difference(a: Sequence[Record], b: Sequence[Record]) -> str:
+    """Why the runs of two experiments can't be compared seed by seed: their data differs. Empty if they can be.
+
+    Runs with ``max_steps`` are smoke tests, which are compared with each other only.
+
+    Example:
+        >>> data_difference([], [])
+        ''
+    """
+    if not a or not b:
+        return ""
+    if different := _data_settings(a[0].config, b[0].config):
+        return different
+    by_seed = {record.seed: record for record in b}
+    pairs = [(record, by_seed[record.seed]) for record in a if record.seed in by_seed]
+    for one, other in pairs or product(a, b):
+        prints = [(record.raw.get("source") or {}).get("fingerprint") for record in (one, other)]
+        if compare_fingerprints(*prints) is Match.DIFFERENT:
+            return f"{one.config.stream.source} has different content"
+        if one.counted.tasks != other.counted.tasks:
+            return f"the first {one.counted.tasks} and the first {other.counted.tasks} tasks"
+        if one.multi_label != other.multi_label:
+            return "one is multi-label"
+    return ""
+
+
+def _data_settings(a: RunConfig, b: RunConfig) -> str:
+    first, second = resolved_settings(a), resolved_settings(b)
+    keys = sorted(key for key in DATA_KEYS if first.get(key) != second.get(key))
+    return ", ".join(f"{key} is {format_value(first.get(key))} and {format_value(second.get(key))}" for key in keys)
+
+
+def diverged_seeds(runs: Any, hash: str) -> set[int]:
+    """Seeds of a result, or of the runs with a hash in a selection, that diverged; none of records alone.
+
+    Example:
+        >>> diverged_seeds([], "75cc28")
+        set()
+    """
+    diverged = getattr(runs, "diverged", ())
+    return set(diverged) if isinstance(diverged, Mapping) else {run.seed for run in diverged if run.hash == hash}
+
+
+def chance_level(record: Record, score: str) -> float | None:
+    """Chance level of ACC and of the mean over the stream; None for other scores, or if it is unknown."""
+    spec = STREAMS.get(record.config.stream.name)
+    if score not in ("acc", "aia", "la") or spec is None or not spec.per_task:
+        return None
+    competing = resolved_settings(record.config)["stream.scenario"] in ("class", "free")
+    return 100 / spec.per_task / (record.counted.tasks if competing else 1)
+
+
+def scores_of(record: Record, moments: str | None = None) -> dict[str, float]:
+    """Return every score of a record that its measurements allow, by name; in percent.
+
+    Args:
+        record: The record.
+        moments: Evaluation, such as ``"running"`` or ``"memory"``; None for that of the settings.
+    """
+    matrix: Any = record.counted
+    if moments is not None:
+        matrices: Mapping[str, Any] = record.labels_evaluated if record.multi_label else record.evaluated
+        if moments not in matrices:
+            known = ", ".join(matrices)
+            raise UserError(f"run {record.hash} was not evaluated with {moments} moments, but with {known}.")
+        matrix = matrices[moments]
+    if not isinstance(matrix, AccuracyMatrix):
+        return {name: label_score(matrix, name) for name in LABEL_SCORES}
+    scores = {}
+    for name in SCORES:
+        with suppress(ValueError):  # such as forward transfer, for which later tasks must be measured too
+            scores[name] = score_of_matrix(matrix, name)
+    return scores
 
 
 def differing_keys(a: RunConfig, b: RunConfig) -> list[str]:
@@ -439,12 +390,14 @@ def short_key(key: str) -> str:
     return name if [setting.rpartition(".")[2] for setting in setting_keys()].count(name) == 1 else key
 
 
-def _by_seed(runs: HasRecords | Iterable[Record], name: str) -> dict[int, Record]:
+def _by_seed(runs: Any, name: str) -> dict[int, Record]:
     records: list[Any] = list(runs) if isinstance(runs, Iterable) else list(getattr(runs, "records", [runs]))
-    if not all(isinstance(record, Record) for record in records):
-        raise UserError(f"{name}={runs!r}: use a result of bench.run, a selection of bench.load_runs, or records.")
     if not records:
         raise UserError(f"{name} has no records to compare.")
+    if not all(isinstance(record, Record) for record in records):
+        raise UserError(
+            f"{name}={runs!r}: use a result of bench.run, a selection of bench.load_runs, records, or scores."
+        )
     configs = list({record.config.hash: record.config for record in records}.values())
     if len(configs) > 1:
         raise UserError(
@@ -475,20 +428,3 @@ def list_variations(configs: Sequence[RunConfig]) -> str:
         variations.append(f"{key} ({', '.join([*values[:SHOWN], *(['...'] if len(values) > SHOWN else [])])})")
     rest = [f"{len(keys) - SHOWN} more"] if len(keys) > SHOWN else []
     return ", ".join([*variations, *rest])
-
-
-def check_streams(a: RunConfig, b: RunConfig) -> None:
-    """Reject experiments of different streams: runs of the same seed have other data then, so they are not pairs."""
-    first, second = _stream_settings(a), _stream_settings(b)
-    for key, value in first.items():
-        if value != second[key]:
-            raise UserError(
-                f"a and b have different streams, so their seeds are not pairs: stream.{key} is {format_value(value)} "
-                f"and {format_value(second[key])}. Compare experiments of the same stream."
-            )
-
-
-def _stream_settings(config: RunConfig) -> dict[str, Any]:
-    """Settings of a stream by name, with its defaults where none are recorded."""
-    settings = resolved_settings(config)
-    return {name: settings[f"stream.{name}"] for name in config.as_dict()["stream"]}

@@ -16,10 +16,9 @@ from pathlib import Path
 from statistics import median
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.published import PUBLISHED_STREAMS, published_stream
+from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
 from contnorm.bench.data.registry import SOURCES
-from contnorm.bench.record import Record, is_hash
-from contnorm.bench.records import Store
+from contnorm.bench.records import FINISHED, Record, is_hash, read_record
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec
 from contnorm.errors import UserError
 
@@ -79,8 +78,8 @@ def recorded_timings(runs: Path | None) -> list[Timing]:
     timings: list[Timing] = []
     for path in islice(_one_record_each(runs), MOST_RECORDS) if runs is not None else ():
         with suppress(UserError, OSError, ValueError):  # a damaged record is reported by those who need it
-            record = Store(path.parent.parent).load_file(path)
-            timing = Timing.of(record) if isinstance(record, Record) else None
+            record = read_record(path)
+            timing = Timing.of(record) if record.status == FINISHED else None
             timings += [] if timing is None else [timing]
     return timings
 
@@ -92,8 +91,12 @@ def _one_record_each(runs: Path) -> Iterator[Path]:
                 yield from sorted(path for path in folder.glob("*.json") if path.stem.isdecimal())[:1]
 
 
-def count_steps(config: RunConfig) -> float:
+def count_steps(config: RunConfig, samples: int | None = None) -> float:
     """Return the number of training steps of a run, as far as the settings and published counts say it.
+
+    Args:
+        config: The settings.
+        samples: Number of training samples, if it is known.
 
     Example:
         >>> from contnorm.bench.config.schema import from_dict
@@ -104,11 +107,13 @@ def count_steps(config: RunConfig) -> float:
     stream, train = config.stream, config.train
     spec = STREAMS.get(stream.name)
     if stream.name in PUBLISHED_STREAMS:
-        samples = float(sum(published_stream(stream.name).sizes["train"]))
+        learned = float(sum(published_stream(stream.name).sizes["train"]))
     else:
         tasks = stream.tasks or _tasks(spec, stream.part)
-        samples = float(tasks * (stream.train_per_task or _samples_per_task(spec, stream.source, tasks)))
-    steps = samples * train.passes * train.updates / (train.batch or 10)
+        learned = float(tasks * (stream.train_per_task or _samples_per_task(spec, stream.source, tasks)))
+    if samples is not None and (spec is None or spec.kind != "permuted"):
+        learned = float(samples) if spec is None or spec.kind == "user" else min(learned, samples)
+    steps = learned * train.passes * train.updates / (train.batch or 10)
     return steps if train.max_steps is None else min(steps, float(train.max_steps))
 
 
@@ -189,9 +194,15 @@ class CostModel:
                 rates[kind].append(rate / _network_gflops(timing.config) if any_network else rate)
         self._rates = {kind: median(values) for kind, values in rates.items()}
 
-    def seconds(self, config: RunConfig, lanes: int = 1) -> float:
-        """Return the seconds that one run keeps a device busy: its share of a group of some lanes."""
-        steps = count_steps(config)
+    def seconds(self, config: RunConfig, lanes: int = 1, samples: int | None = None) -> float:
+        """Return the seconds that one run keeps a device busy: its share of a group of some lanes.
+
+        Args:
+            config: The settings of the run.
+            lanes: Number of runs of the group.
+            samples: Number of training samples of the data set, if it is known.
+        """
+        steps = count_steps(config, samples)
         work = _work(config, steps)
         known = ((self._rates[kind], any_network) for kind, any_network in _kinds(config) if kind in self._rates)
         rate, any_network = next(known, (DEFAULT_RATES.get(self.device, DEFAULT_RATES["cpu"]), True))

@@ -7,9 +7,12 @@ and two norms that are compared on one seed see the same samples.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from typing import Literal
 
@@ -17,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.memories import MEMORIES, NOT_STORED, Memory, StreamInfo, build
 from contnorm.bench.memories.base import draw_slots, draw_slots_batched
-from contnorm.bench.memories.build import CheckedMemory, global_generators
-from contnorm.bench.rng import generator, seed_for
+from contnorm.bench.memories.build import memory_errors
+from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 
@@ -29,8 +32,6 @@ __all__ = ["ExtraDraw", "Plan", "PlanCache", "Step", "add_extra_draw", "build_me
 
 Indices = NDArray[np.int64]
 AT_ONCE = 1000  # steps whose replay samples are drawn in one call
-REPEATED = 100  # steps for which a user's memory is simulated a second time
-MOST_STEPS = 10_000_000  # a step takes about a kilobyte of memory
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
 
@@ -105,7 +106,7 @@ def build_memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memor
     return build.build_memory(config, info, generator(seed, "memory"))
 
 
-def offered_labels(memory: Memory | CheckedMemory, stream: TaskSequence, items: Indices) -> Indices:
+def offered_labels(memory: Memory, stream: TaskSequence, items: Indices) -> Indices:
     """Return the labels of items in the format of the memory: class indices, or multi-hot rows."""
     labels: Indices = stream.train.label[items].astype(np.int64)
     if memory.multi_hot and not stream.multi_label:
@@ -124,36 +125,34 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
     """
     if config.memory.kind in MEMORIES:
         return _make_plan(config, stream, seed, draws)
-    with global_generators(seed_for(seed, "memory")):
+    with memory_errors(config.memory.kind):
         return _make_plan(config, stream, seed, draws)
 
 
 def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> Plan:
+    memory = build_memory(config.memory, stream, seed)
     if draws:
-        _check_rings(config, stream)
-    try:
-        memory = _memory(config.memory, stream, seed)
-        content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
-    except MemoryError as error:
-        raise UserError(
-            f"memory.size={config.memory.size}: the slots do not fit into memory. Use a smaller memory.size (--buffer)."
-        ) from error
-    _check_step_count(config.train, stream)
-    if draws:
-        _check_labels(memory, config, stream)
-        _check_replay_can_be_full(config, stream, memory.capacity)
-        if isinstance(memory, CheckedMemory):
-            _check_repeatable(config, stream, seed, draws)
+        _check_memory(memory, config, stream)
+    content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
     rng = generator(seed, "replay")
     views = None if stream.padding is None else _Views(generator(seed, "augment"), stream.padding)
+    before = config.strategy.replay_from == "past"
     steps: list[Step] = []
     batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
     for start in range(0, len(batches), AT_ONCE):
         batch = batches[start : start + AT_ONCE]
-        readable, writes = _offer_batches(memory, config, stream, batch, draws)
+        readable, writes = [], []
+        for items, task, is_offered in batch:
+            readable += [memory.readable(task if before else None)] * draws if draws else []
+            if draws and is_offered:
+                labels = offered_labels(memory, stream, items)
+                writes.append(memory.offer(labels, 0 if stream.task_free else task))
+            else:
+                writes.append(np.full(len(items), NOT_STORED))
         chosen = draw_slots_batched(readable, config.train.replay, rng)
         of_step = [tuple(chosen[draws * i : draws * (i + 1)]) for i in range(len(batch))]
-        drawn = iter(() if views is None else views.draw_batched(_sizes(batch, of_step)))
+        sizes = [len(part) for (items, _, _), of in zip(batch, of_step, strict=True) for part in (items, *of)]
+        drawn = iter(() if views is None else views.draw_batched(sizes))
         for (items, task, _), write, slots in zip(batch, writes, of_step, strict=True):
             replay = tuple(content[draw] for draw in slots)
             stored = write != NOT_STORED
@@ -161,108 +160,42 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
             stream_views = None if views is None else next(drawn)
             replay_views = None if views is None else tuple(islice(drawn, draws))
             steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
-    if draws and isinstance(memory, CheckedMemory):
-        memory.check_replay()
     return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
 
 
-def _sizes(batches: Sequence[tuple[Indices, int, bool]], slots: Sequence[Sequence[Indices]]) -> list[int]:
-    """Return the number of samples of each batch of the stream, followed by those of its replay draws."""
-    return [len(part) for (items, _, _), of_step in zip(batches, slots, strict=True) for part in (items, *of_step)]
+def _check_memory(memory: Memory, config: RunConfig, stream: TaskSequence) -> None:
+    """Raise an error for a memory that the stream can't fill.
 
-
-def _memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memory | CheckedMemory:
-    memory = build_memory(config, stream, seed)
-    return memory if config.kind in MEMORIES else CheckedMemory(memory, config.kind)
-
-
-def _check_repeatable(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> None:
-    """Reject a user's memory that chooses other slots for the same seed, since its runs could not be resumed."""
-    batches = list(islice(_batches(config.train, stream, seed), min(config.train.max_steps or REPEATED, REPEATED)))
-    slots = []
-    for _ in range(2):
-        with global_generators(seed_for(seed, "memory")):
-            memory = _memory(config.memory, stream, seed)
-            readable, writes = _offer_batches(memory, config, stream, batches, draws)
-            slots.append([part.tolist() for part in (*readable, *writes)])
-    if slots[0] != slots[1]:
-        raise UserError(
-            f"memory {config.memory.kind!r}: chooses other slots when it is built again with the same seed, so its "
-            f"runs could not be resumed. Keep its state in self, and draw from self.generator."
-        )
-
-
-def _check_step_count(config: TrainConfig, stream: TaskSequence) -> None:
-    """Reject a plan of more steps than fit into memory, before it is made."""
-    steps = -(-len(stream.train.task) // config.batch) * config.passes * config.updates
-    if min(steps, config.max_steps or steps) > MOST_STEPS:
-        raise UserError(
-            f"train.passes={config.passes}: makes {steps:,} steps, more than the {MOST_STEPS:,} a plan can have. Use "
-            f"fewer passes or train.updates, a larger train.batch (--batch), or train.max_steps (--max-steps)."
-        )
-
-
-def _offer_batches(
-    memory: Memory | CheckedMemory,
-    config: RunConfig,
-    stream: TaskSequence,
-    batches: Sequence[tuple[Indices, int, bool]],
-    draws: int,
-) -> tuple[list[Indices], list[Indices]]:
-    """Offer batches to the memory; returns the slots each draw may read, and the slots each batch is written to."""
-    readable, writes = [], []
-    only_past = config.strategy.replay_from == "past"
-    for items, task, is_offered in batches:
-        if draws:
-            readable += [memory.readable(task if only_past else None)] * draws
-        if draws and is_offered:
-            labels = offered_labels(memory, stream, items)
-            writes.append(memory.offer(labels, 0 if stream.task_free else task))
-        else:
-            writes.append(np.full(len(items), NOT_STORED))
-    return readable, writes
-
-
-def _check_replay_can_be_full(config: RunConfig, stream: TaskSequence, capacity: int) -> None:
-    """Reject a memory that could not fill a replay batch even in the last task.
-
-    The content of rings grows with the tasks. In early tasks a batch may be smaller, as with the published rings of one
-    sample per class (Chaudhry et al., 2019). With one task and replay of past tasks there is nothing to replay.
+    A ring per task and replay of past tasks need tasks, and a memory of classes needs one class per sample. A memory
+    must be able to fill a replay batch in the last task; in earlier ones a batch may be smaller, as with the published
+    rings of one sample per class (Chaudhry et al., 2019).
     """
-    past = config.strategy.replay_from == "past"
-    if past and stream.tasks == 1:
-        return
-    rings = _rings_read(config.memory, stream, past)
-    size, replay = config.memory.size, config.train.replay
-    if capacity != size and config.memory.kind not in MEMORIES:  # a user's memory with another number of slots
-        if capacity < replay:
-            raise UserError(
-                f"memory.size={size} is too small: memory {config.memory.kind!r} has {capacity} slots, and a replay "
-                f"batch of {replay} would never be full. Use a larger memory.size (--buffer), or a smaller "
-                f"train.replay (--replay)."
-            )
-        return
-    if rings * size < replay:
+    settings, past = config.memory, config.strategy.replay_from == "past"
+    is_ring = settings.kind == "ring"
+    if stream.task_free and (past or (is_ring and settings.per == "task")):
         raise UserError(
-            f"memory.size={size} is too small: {_describe(config.memory, rings, past)} {rings * size} slots in all, "
-            f"and a replay batch of {replay} would never be full. Use memory.size={-(-replay // rings)} (--buffer) or "
-            f"more, or train.replay={rings * size} (--replay)."
+            "stream.scenario=free: a task-free stream has no task boundaries, which memory.kind=ring with "
+            "memory.per=task and strategy.replay_from=past need. Use memory.kind=reservoir (or memory.per=class), and "
+            "strategy.replay_from=all."
         )
-
-
-def _rings_read(config: MemoryConfig, stream: TaskSequence, past: bool) -> int:
-    """Return the number of rings that can be read in the last task; 1 for memories without rings."""
-    if config.kind != "ring":
-        return 1
-    readable = stream.train.task < stream.tasks - past
-    return len(np.unique((stream.train.task if config.per == "task" else stream.train.label)[readable]))
-
-
-def _describe(config: MemoryConfig, rings: int, past: bool) -> str:
-    if config.kind != "ring":
-        return "it has"
-    unit = {"task": "tasks", "class": "classes of the tasks" if past else "classes"}[config.per]
-    return f"the rings of the {rings} {unit} before the last have" if past else f"the rings of all {rings} {unit} have"
+    if stream.multi_label and not memory.supports_multi_label:
+        raise UserError(
+            f"memory.kind={settings.kind}: a sample of {config.stream.name} has several labels, so it has no single "
+            f"class. Use memory.kind=prs or reservoir."
+        )
+    if past and stream.tasks == 1:
+        return  # nothing to replay
+    slots = memory.capacity
+    if is_ring:
+        readable = stream.train.task < stream.tasks - past
+        rings = len(np.unique((stream.train.task if settings.per == "task" else stream.train.label)[readable]))
+        slots = rings * settings.size
+    if slots < config.train.replay:
+        raise UserError(
+            f"memory.size={settings.size} is too small: {slots} slots can be replayed in the last task, and a replay "
+            f"batch of {config.train.replay} would never be full. Use a larger memory.size (--buffer), or a smaller "
+            f"train.replay (--replay)."
+        )
 
 
 def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[tuple[Indices, int, bool]]:
@@ -275,13 +208,16 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
     """
     size, task = config.batch, stream.train.task
     across = stream.task_free and config.partial == "keep" and config.passes == 1
-    pieces = [np.arange(len(task))] if across else _places_by_task(task, stream.tasks)
-    for number, places in enumerate(pieces):  # check all tasks before the first batch
-        if config.partial == "drop" and len(places) < size:
+    ends = np.cumsum(np.bincount(task, minlength=stream.tasks))
+    pieces = [np.arange(len(task))] if across else np.split(np.argsort(task, kind="stable"), ends[:-1])
+    smallest = min(map(len, pieces))
+    if smallest < size:
+        if config.partial == "drop":
             raise UserError(
-                f"train.batch={size}: task {number} has {len(places)} samples, fewer than a batch, and "
-                f"train.partial=drop drops them all. Use a smaller train.batch (--batch), or train.partial=keep."
+                f"train.batch={size}: a task has {smallest} samples, fewer than a batch, and train.partial=drop drops "
+                f"them all. Use a smaller train.batch (--batch), or train.partial=keep."
             )
+        _warn(f"train.batch={size}: a task has {smallest} samples only, and is learned in one batch of them.")
     for number, places in enumerate(pieces):
         end = len(places) // size * size if config.partial == "drop" else len(places)
         for repeat in range(config.passes):
@@ -290,17 +226,6 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
                 items = order[i : min(i + size, end)]
                 for update in range(config.updates):
                     yield items, int(task[items[-1]]), repeat == 0 and update == config.updates - 1
-
-
-def _places_by_task(task: Indices, tasks: int) -> list[Indices]:
-    """Return the positions of the items of each task, in one pass over all items.
-
-    Example:
-        >>> [places.tolist() for places in _places_by_task(np.array([0, 0, 2, 1]), 3)]
-        [[0, 1], [3], [2]]
-    """
-    ends = np.cumsum(np.bincount(task, minlength=tasks))
-    return np.split(np.argsort(task, kind="stable"), ends[:-1])
 
 
 def _ends(stream: TaskSequence, steps: Sequence[Step]) -> list[int]:
@@ -313,27 +238,9 @@ def _ends(stream: TaskSequence, steps: Sequence[Step]) -> list[int]:
     return ends
 
 
-def _check_rings(config: RunConfig, stream: TaskSequence) -> None:
-    """Reject rings and replay of past tasks for streams without tasks."""
-    rings = config.memory.kind == "ring"
-    per_task = rings and config.memory.per == "task"
-    if stream.task_free and (per_task or config.strategy.replay_from == "past"):
-        setting = "memory.kind=ring with memory.per=task" if per_task else "strategy.replay_from=past"
-        raise UserError(
-            f"stream.scenario=free: a task-free stream has no task boundaries, which {setting} needs. "
-            f"Use memory.kind=reservoir (or memory.per=class), and strategy.replay_from=all."
-        )
-
-
-def _check_labels(memory: Memory | CheckedMemory, config: RunConfig, stream: TaskSequence) -> None:
-    """Reject memories of classes for multi-label streams."""
-    if not stream.multi_label or memory.supports_multi_label:
-        return
-    per_class = " with memory.per=class" if config.memory.kind == "ring" else ""
-    raise UserError(
-        f"memory.kind={config.memory.kind}{per_class}: a sample of {config.stream.name} has several labels, so it has "
-        f"no single class. Use memory.kind=prs or reservoir."
-    )
+@cache  # once per process, not for each seed
+def _warn(text: str) -> None:
+    logging.getLogger("contnorm").warning(text)
 
 
 class _Views:
@@ -438,8 +345,7 @@ class PlanCache:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._plans: dict[tuple[object, ...], tuple[TaskSequence, Plan]] = {}
-        self._in_progress: dict[tuple[object, ...], threading.Event] = {}
+        self._plans: dict[tuple[object, ...], Future[tuple[TaskSequence, Plan]]] = {}
 
     def prepare(self, runs: Sequence[tuple[RunConfig, int, int]]) -> None:
         """Make the plans of runs in a background thread, in order; `of` waits for the one that it returns.
@@ -449,24 +355,21 @@ class PlanCache:
         Args:
             runs: The settings, the seed and the number of replay draws of each run.
         """
-        work = {self._key(*run): run for run in runs if run[0].memory.kind in MEMORIES}
-        work = {key: run for key, run in work.items() if key not in self._plans and key not in self._in_progress}
-        self._in_progress |= {key: threading.Event() for key in work}
-        # A daemon thread, so that an interrupt does not wait for a long plan.
-        threading.Thread(target=self._make_all, args=(work, dict(self._in_progress)), daemon=True).start()
+        work = []
+        for run in runs:
+            if run[0].memory.kind in MEMORIES and self._key(*run) not in self._plans:
+                future = self._plans[self._key(*run)] = Future()
+                work.append((run, future))
 
-    def _make_all(
-        self, work: Mapping[tuple[object, ...], tuple[RunConfig, int, int]], made: Mapping[object, threading.Event]
-    ) -> None:
-        for key, (config, seed, draws) in work.items():
-            try:
-                self._plans[key] = self._make(config, seed, draws)
-            except Exception:  # invalid settings: `of` makes the plan again, and raises the error in the main thread
-                break
-            finally:
-                made[key].set()
-        for key in work:
-            made[key].set()
+        def make_all() -> None:
+            for run, future in work:
+                try:
+                    future.set_result(self._make(*run))
+                except Exception as error:  # invalid settings, for example: `of` raises it in the main thread
+                    future.set_exception(error)
+
+        # A daemon thread, so that an interrupt does not wait for a long plan.
+        threading.Thread(target=make_all, daemon=True).start()
 
     def of(self, config: RunConfig, seed: int, draws: int, extra: ExtraDraw | None = None) -> tuple[TaskSequence, Plan]:
         """Return the stream and the plan of a run.
@@ -478,14 +381,15 @@ class PlanCache:
             extra: An extra draw for a norm.
         """
         key = self._key(config, seed, draws, extra)
-        if key in self._in_progress:
-            self._in_progress.pop(key).wait()
-        if key not in self._plans and extra is not None:
-            stream, plan = self.of(config, seed, draws)
-            self._plans[key] = stream, add_extra_draw(plan, config, stream, seed, extra)
-        elif key not in self._plans:
-            self._plans[key] = self._make(config, seed, draws)
-        return self._plans[key]
+        if key not in self._plans:
+            if extra is None:
+                made = self._make(config, seed, draws)
+            else:
+                stream, plan = self.of(config, seed, draws)
+                made = stream, add_extra_draw(plan, config, stream, seed, extra)
+            self._plans[key] = Future()
+            self._plans[key].set_result(made)
+        return self._plans[key].result()
 
     def _make(self, config: RunConfig, seed: int, draws: int) -> tuple[TaskSequence, Plan]:
         stream = build_stream(config.stream, self.source, seed)

@@ -1,99 +1,661 @@
-"""Stores of records: a runs folder with one JSON file per run and seed, ``<hash>/<seed>.json``, or an archive.
+"""Records of runs: their schema, the folders and archives they are in, and tables of them. Needs no torch.
 
-A folder may also contain archives next to its run folders; their records are read as well. Archives are read-only. A
-record that fails a check is reported as a problem and not used.
-
-Records separate training from analysis: the engine writes them and needs torch; scores, comparisons and reports are
-computed from these files alone.
+A run with one seed that ended has one record: the JSON file ``<hash>/<seed>.json`` of a runs folder, or one line of an
+archive (``*.jsonl`` or ``*.jsonl.gz``), which every command reads like a folder. The engine writes records; scores,
+comparisons and reports are computed from them alone. A record that is not valid is reported as a problem and not used.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from contnorm.bench.archives import archives_in, is_archive, read_archive
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.record import (
-    DIVERGED,
-    FINISHED,
-    LARGEST_SEED,
-    SCHEMA,
-    DivergedRun,
-    Record,
-    RecordShape,
-    identity,
-    is_hash,
-    make_record,
-    parse_record,
-    read_json,
-    record_error,
-    seal_of,
-    write_sealed,
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
 )
-from contnorm.bench.record_checks import LONGEST_TEXT
-from contnorm.bench.record_sets import (
-    RecordLike,
-    RecordSet,
-    drop_duplicates,
-    drop_finished,
-    drop_inconsistent,
-    group_by_run,
-    spread_over_seeds,
-)
-from contnorm.errors import UserError
+
+from contnorm.atomic_files import write_atomically
+from contnorm.bench.config.defaults import resolved_settings
+from contnorm.bench.config.schema import RunConfig, from_dict
+from contnorm.bench.metrics.accuracy_matrix import SCORES, AccuracyMatrix, score
+from contnorm.bench.metrics.multilabel import LABEL_SCORES, LabelMatrix, label_score
+from contnorm.bench.metrics.task_scores import rows_of
+from contnorm.bench.selection import IDENTITY, conditions_of, setting_keys
+from contnorm.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
+    "DIVERGED",
+    "FINISHED",
     "LARGEST_SEED",
     "SCHEMA",
-    "DivergedRun",
-    "NoFinishedRunError",
     "Record",
-    "RecordLike",
-    "RecordSet",
-    "RecordShape",
-    "RunFolder",
+    "Runs",
     "Store",
-    "drop_duplicates",
-    "drop_inconsistent",
     "group_by_run",
-    "is_folder_of_runs",
+    "is_archive",
+    "is_hash",
+    "load_runs",
     "make_record",
-    "no_finished_run",
-    "read_notes",
-    "run_folders",
+    "read_record",
     "seal_of",
     "spread_over_seeds",
 ]
 
-NOTE_ENDING = ".lost.json"  # of a divergence note, which schemas 1 and 2 have instead of a record
-_RECORD_NAME = re.compile(r"[0-9]+\.json")
-_NOTE_NAME = re.compile(r"[0-9]+\.lost\.json")
+log = logging.getLogger("contnorm")
+
+SCHEMA = 3
+LARGEST_SEED = 2**64 - 1
+FINISHED: Literal["finished"] = "finished"
+DIVERGED: Literal["diverged"] = "diverged"
+ARCHIVES = (".jsonl.gz", ".jsonl")
+_HASH = re.compile(r"[0-9a-f]{12}")
+_RECORD = re.compile(r"[0-9]+\.json")
+
+
+# --- The schema of a record ------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _shared_settings(text: str) -> RunConfig:
+    return from_dict(json.loads(text))
+
+
+def _settings(values: Any) -> RunConfig:
+    """Settings of a record. Records with equal settings share one object, so that the hash is computed once."""
+    try:
+        return _shared_settings(json.dumps(values, sort_keys=True))
+    except (UserError, AttributeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _labels(raw: Any) -> LabelMatrix:
+    try:
+        return LabelMatrix.from_json(raw)
+    except (TypeError, AttributeError, LookupError) as error:
+        raise ValueError(f"not label statistics: {error}") from error
+
+
+Drift = dict[Literal["by_task"], list[dict[str, dict[str, float]]]]  # after each task, by layer and moment
+
+
+def _finite(drift: Drift) -> Drift:
+    """Drift of a record; empty if a distance is not finite, since it could be neither averaged nor plotted."""
+    rows = drift.get("by_task", [])
+    values = (value for row in rows for layer in row.values() for value in layer.values())
+    return drift if all(map(isfinite, values)) else {}
+
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+Accuracies = AccuracyMatrix | None
+Labels = Annotated[LabelMatrix, PlainValidator(_labels)] | None
+
+
+class Record(BaseModel):
+    """Settings and results of a run with one seed: a finished run has counts, a diverged one a reason.
+
+    Attributes:
+        config: Settings.
+        hash: Hash of the settings.
+        seed: Seed.
+        status: ``"finished"`` or ``"diverged"``.
+        reason: Message about the divergence.
+        drift: Distances between running and exact moments; empty if one of them is not finite.
+        task_ends: Steps done when each task ends; 1, 2, ... in records of versions that did not record them.
+        seconds: Times.
+
+    Example:
+        >>> counts = {"correct": [[9, None], [6, 8]], "total": [10, 10]}
+        >>> record = make_record(RunConfig(), 0, {"matrix": counts})
+        >>> record.status, record.config.train.lr, record.score("acc")
+        ('finished', 0.03, 70.0)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    schema_: Literal[3] = Field(alias="schema")
+    config: Annotated[RunConfig, PlainValidator(_settings)]
+    hash: str
+    seed: Annotated[int, Field(strict=True, ge=0, le=LARGEST_SEED)]
+    status: Literal["finished", "diverged"]
+    seal: str
+    reason: str = ""
+    accuracies: Accuracies = Field(None, alias="matrix")
+    matrix_running: Accuracies = None
+    matrix_memory: Accuracies = None
+    matrix_task: Accuracies = None
+    matrix_task_running: Accuracies = None
+    matrix_task_memory: Accuracies = None
+    labels: Labels = None
+    labels_running: Labels = None
+    labels_memory: Labels = None
+    classes: dict[str, list[str]] = {}
+    drift: Annotated[Drift, AfterValidator(_finite)] = {}
+    seconds: dict[str, Any] = {}
+    task_ends: list[Count] = []
+    parameters: Count | None = None
+    versions: dict[str, str | None] = {}
+    source: dict[str, Any] = {}
+    device: Annotated[dict[str, Any], BeforeValidator(lambda value: value or {})] = {}
+    _raw: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+    _path: Path | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Record:
+        if self.hash != self.config.hash:
+            raise ValueError(f"its hash is {self.hash}, but that of its settings is {self.config.hash}")
+        counts = [one for one in (*self._matrices.values(), self.labels, self.labels_running) if one is not None]
+        if self.status == DIVERGED:
+            return self
+        if not counts or len({one.tasks for one in counts}) > 1:
+            raise ValueError("it has no counts" if not counts else "its counts are of different numbers of tasks")
+        for matrix in self._matrices.values():
+            if any(None in row[: i + 1] for i, row in enumerate(matrix.correct)):
+                raise ValueError("every task needs to be measured from when it was learned on")
+        if self.labels is not None and len(self.groups) != self.labels.tally[0].classes:
+            raise ValueError(f"its counts are of {self.labels.tally[0].classes} classes, its groups {len(self.groups)}")
+        if len(self.task_ends) != self.counted.tasks:
+            object.__setattr__(self, "task_ends", list(range(1, self.counted.tasks + 1)))
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and self.raw == other.raw
+
+    def __hash__(self) -> int:
+        return hash((self.hash, self.seed))
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """All content of the record as it is stored."""
+        return self._raw
+
+    @property
+    def path(self) -> Path | None:
+        """File that the record was read from; for an archive, the file and the line."""
+        return self._path
+
+    @property
+    def groups(self) -> list[str]:
+        """Group of each class of a multi-label stream, such as ``"minority"``."""
+        return self.classes.get("groups", [])
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether the run is multi-label; such runs have other scores than ACC, FM and LA."""
+        return self.labels is not None
+
+    @property
+    def counted(self) -> AccuracyMatrix | LabelMatrix:
+        """Accuracy matrix, or label statistics for multi-label data."""
+        return self.matrix if self.labels is None else self.labels
+
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        """Accuracy matrix.
+
+        Raises:
+            UserError: If the run is multi-label, or diverged.
+        """
+        if self.accuracies is None:
+            why = "diverged and has no scores" if self.status == DIVERGED else "is multi-label and has no accuracies"
+            raise UserError(f"run {self.hash} seed {self.seed}: it {why}. See it with `contnorm show`.")
+        return self.accuracies
+
+    @property
+    def _matrices(self) -> dict[str, AccuracyMatrix]:
+        names = ("accuracies", "matrix_running", "matrix_memory", "matrix_task", "matrix_task_running")
+        every = {name: getattr(self, name) for name in (*names, "matrix_task_memory")}
+        return {name: matrix for name, matrix in every.items() if matrix is not None}
+
+    def matrix_of(self, key: str) -> AccuracyMatrix | None:
+        """Accuracy matrix of another evaluation of the same network, such as ``matrix_running``; None if missing."""
+        return self._matrices.get("accuracies" if key == "matrix" else key)
+
+    @property
+    def evaluated(self) -> dict[str, AccuracyMatrix]:
+        """Accuracy matrices of the same network by the moments used in evaluation, such as ``running`` and ``memory``.
+
+        Task-wise moments need the task of a sample. For class-incremental streams they are those of ``matrix_task``, so
+        that this has ``running`` alone.
+        """
+        moments = self.config.evaluate.moments
+        if moments == "task" and self.config.stream.scenario == "class":
+            moments = "running"
+        several = {"running": self.matrix_running, moments: self.matrix}
+        several |= {"memory": self.matrix_memory} if self.matrix_memory is not None else {}
+        return {name: matrix for name, matrix in several.items() if matrix is not None}
+
+    @property
+    def labels_evaluated(self) -> dict[str, LabelMatrix]:
+        """As `evaluated`, for a multi-label run."""
+        several = {"running": self.labels_running, self.config.evaluate.moments: self.labels}
+        several |= {"memory": self.labels_memory} if self.labels_memory is not None else {}
+        return {name: counts for name, counts in several.items() if counts is not None}
+
+    def classes_of(self, group: str) -> list[int] | None:
+        """Class indices of a group such as ``"majority"``; None for ``"overall"``, which means all classes."""
+        if group == "overall":
+            return None
+        return [label for label, label_group in enumerate(self.groups) if label_group == group]
+
+    def score(self, name: str, group: str = "overall") -> float:
+        """Compute a score by name; for a multi-label run optionally over one group of classes."""
+        if self.labels is not None:
+            return label_score(self.labels, name, self.classes_of(group))
+        return score(self.matrix, name)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """All scores by name; NaN for a score that needs accuracies which were not measured."""
+        return {name: self._score_or_nan(name) for name in (LABEL_SCORES if self.multi_label else SCORES)}
+
+    def _score_or_nan(self, name: str) -> float:
+        try:
+            return self.score(name)
+        except ValueError:  # such as forward transfer without the accuracies before training
+            return nan
+
+
+def seal_of(content: Mapping[str, Any]) -> str:
+    """Checksum of a record: SHA-256 over the canonical JSON of its content without the seal.
+
+    Example:
+        >>> seal_of({"seed": 0, "hash": "a"}) == seal_of({"hash": "a", "seed": 0, "seal": "old"})
+        True
+    """
+    rest = {key: value for key, value in content.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def is_hash(text: str) -> bool:
+    """Whether a text is the hash of settings.
+
+    Example:
+        >>> is_hash("75cc28cb778a"), is_hash("tuning")
+        (True, False)
+    """
+    return _HASH.fullmatch(text) is not None
+
+
+def make_record(config: RunConfig, seed: int, results: Mapping[str, Any], path: Path | None = None) -> Record:
+    """Make the record of a run from its results; it equals the one that is read from its file.
+
+    Args:
+        config: Settings.
+        seed: Seed.
+        results: The other fields: of a finished run ``matrix`` or ``labels``, of a diverged one ``status`` and
+            ``reason``.
+        path: File of the record.
+    """
+    identity = {"schema": SCHEMA, "config": config.as_dict(), "hash": config.hash, "seed": seed, "status": FINISHED}
+    raw = json.loads(json.dumps({**identity, **results}))  # as loading returns it: string keys, lists for tuples
+    return _record({**raw, "seal": seal_of(raw)}, path)
+
+
+def _record(raw: Mapping[str, Any], path: Path | None) -> Record:
+    record = Record.model_validate(raw)
+    record._raw, record._path = raw, path
+    return record
+
+
+def _parse(content: bytes, path: Path) -> Record:
+    """Read a record from JSON; its settings must have the hash that it names, and its content the checksum."""
+    try:
+        raw = json.loads(content)
+        record = _record(raw, path)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: is not a valid record ({place}{': ' * bool(place)}{first['msg']}).") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not a valid record ({error}).") from error
+    if record.seal != seal_of(raw):
+        raise UserError(f"{path}: is not a valid record (its content does not match its seal: it was changed).")
+    return record
+
+
+def read_record(path: Path) -> Record:
+    """Read the record of a file, finished or diverged.
+
+    Raises:
+        UserError: If it can't be read, or is not valid.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror}).") from error
+    record = _parse(content, path)
+    named = _RECORD.fullmatch(path.name) is not None and is_hash(path.parent.name)
+    if named and (path.parent.name, path.name) != (record.hash, f"{record.seed}.json"):
+        raise UserError(f"{path}: is the record of run {record.hash}, seed {record.seed}. Give it that name.")
+    return record
+
+
+# --- Runs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Runs:
+    """Records of several runs and seeds. A run is identified by the hash of its settings.
+
+    Iteration and ``len`` are over the records of finished runs.
+
+    Attributes:
+        records: Records of finished runs.
+        diverged: Records of diverged runs, which have no scores.
+        problems: One message per record, line or folder that could not be used.
+
+    Example:
+        >>> counts = {"matrix": {"correct": [[9, None], [6, 8]], "total": [10, 10]}}
+        >>> configs = [from_dict({"norm": {"name": norm}}) for norm in ("bn", "cn")]
+        >>> runs = Runs([make_record(config, seed, counts) for config in configs for seed in range(3)])
+        >>> runs
+        Runs(2 runs, 6 records, 0 diverged, 0 problems)
+        >>> runs.where(norm="cn", seed=[0, 2], lr=lambda lr: lr < 0.1)
+        Runs(1 runs, 2 records, 0 diverged, 0 problems)
+        >>> runs.where("norm=bn,cn,seed<2")
+        Runs(2 runs, 4 records, 0 diverged, 0 problems)
+        >>> runs.to_frame().groupby("norm.name")["acc"].mean().to_dict()
+        {'bn': 70.0, 'cn': 70.0}
+    """
+
+    records: Sequence[Record]
+    diverged: Sequence[Record] = ()
+    problems: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __repr__(self) -> str:
+        return (
+            f"Runs({len(self.by_run())} runs, {len(self.records)} records, {len(self.diverged)} diverged, "
+            f"{len(self.problems)} problems)"
+        )
+
+    @classmethod
+    def of(cls, records: Iterable[Record], problems: Iterable[str] = ()) -> Runs:
+        """Runs of finished and diverged records, each run and seed once: copies are left out, and so is a divergence of
+        a run that also finished.
+
+        A copy with other counts, such as one from another device, is reported as a problem.
+        """
+        reports = list(problems)
+        first: dict[tuple[str, int], Record] = {}
+        for record in sorted(records, key=lambda record: record.status == DIVERGED):
+            other = first.setdefault((record.hash, record.seed), record)
+            if record.status == FINISHED and other.counted != record.counted:
+                reports.append(
+                    f"{record.path}: is ignored. {other.path} is of the same run and seed, with different results."
+                )
+        kept = {kind: [one for one in first.values() if one.status == kind] for kind in (FINISHED, DIVERGED)}
+        return cls(kept[FINISHED], kept[DIVERGED], list(dict.fromkeys(reports)))
+
+    def where(self, *selections: str, **conditions: Any) -> Runs:
+        """Select records by settings, seed, hash or status. All conditions must hold.
+
+        Args:
+            selections: Conditions as the commands take them, such as ``"lr<=0.1"``, ``"norm=bn,cn"`` or
+                ``"norm!=bn,seed<5"``; a comma separates values, and conditions.
+            conditions: A value, a collection of allowed values (list, tuple, set, range) or a function that returns
+                whether a value is allowed, by key. A key is a dotted setting such as ``train.batch``, passed as
+                ``**{"train.batch": 10}``; a setting's name without its group if it is unique, such as ``lr``; one of
+                ``norm``, ``strategy``, ``stream``, ``model``, ``memory`` and ``buffer``; or ``seed``, ``hash`` (a
+                prefix is enough) or ``status``. Names are understood as `bench.run` does: ``norm="cn8"`` is cn with 8
+                groups, ``norm="cn"`` is cn with any number of groups, and ``strategy="der++"`` is derpp.
+
+        Raises:
+            UserError: If a key is unknown.
+        """
+        parsed = conditions_of(selections, conditions, setting_keys([*self.records, *self.diverged]))
+
+        def select(records: Sequence[Record]) -> list[Record]:
+            return [record for record in records if all(condition.holds(record) for condition in parsed)]
+
+        return replace(self, records=select(self.records), diverged=select(self.diverged))
+
+    def by_run(self) -> dict[str, Runs]:
+        """Group by run: the seeds of each hash, finished and diverged, in the order of their first occurrence."""
+        finished, diverged = group_by_run(self.records), group_by_run(self.diverged)
+        return {run: Runs(finished.get(run, []), diverged.get(run, [])) for run in (finished | diverged)}
+
+    def to_frame(self, by_task: bool = False) -> DataFrame:
+        """One row per run and seed, diverged ones included, as a pandas table.
+
+        Columns: ``hash``, ``seed``, ``status``; one for each setting, by its dotted name, with the value that the run
+        used; all scores by name in percent; ``device``, ``torch`` (version) and ``seconds`` (of training). A setting
+        that has no value for a run, such as the groups of a norm without groups, is None or NaN, and so are missing
+        scores.
+
+        Args:
+            by_task: Whether to have one row per evaluation instead: ``hash``, ``seed``, ``moments``, ``after_task``,
+                ``task`` and the scores on the test samples of that task.
+        """
+        import pandas as pd
+
+        if by_task:
+            return pd.DataFrame([row for record in self.records for row in _task_rows(record)])
+        every = [*self.records, *self.diverged]
+        rows = [
+            {
+                **{key: getattr(record, key) for key in IDENTITY},
+                **resolved_settings(record.config),
+                **(record.scores if record.status == FINISHED else {}),
+                "device": record.device.get("name"),
+                "torch": record.versions.get("torch"),
+                "seconds": record.seconds.get("train"),
+            }
+            for record in every
+        ]
+        last = ("device", "torch", "seconds")
+        keys = dict.fromkeys(
+            [*IDENTITY, *setting_keys(every), *(key for row in rows for key in row if key not in last)]
+        )
+        return pd.DataFrame(rows, columns=[*keys, *last])
+
+    def save(self, path: str | os.PathLike[str], by_task: bool = False) -> None:
+        """Write the runs to a file, in the format of its name.
+
+        An archive (``.jsonl.gz`` or ``.jsonl``) has all records as they are, sorted by hash and seed: every command
+        reads it like the folder, and equal records give equal bytes. ``.csv``, ``.json`` and ``.parquet`` have the
+        table of `to_frame`.
+
+        Example:
+            >>> import tempfile
+            >>> path = Path(tempfile.mkdtemp()) / "runs.csv"
+            >>> record = make_record(RunConfig(), 7, {"matrix": {"correct": [[9]], "total": [10]}})
+            >>> Runs([record]).save(path, by_task=True)
+            >>> print(path.read_text())
+            hash,seed,moments,after_task,task,accuracy,correct,total
+            ...,7,running,0,0,90.0,9,10
+        """
+        target = Path(path).expanduser()
+        if is_archive(target):
+            every = sorted([*self.records, *self.diverged], key=lambda record: (record.hash, record.seed))
+            text = "".join(json.dumps(record.raw, separators=(",", ":")) + "\n" for record in every).encode()
+            write_atomically(target, gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
+            return
+        writers: dict[str, Callable[[DataFrame], Any]] = {
+            ".csv": lambda frame: frame.to_csv(target, index=False),
+            ".json": lambda frame: frame.to_json(target, orient="records", indent=1),
+            ".parquet": lambda frame: frame.astype(_one_type(frame)).to_parquet(target, index=False),
+        }
+        if target.suffix not in writers:
+            raise unknown("format", target.suffix or target.name, [*ARCHIVES, *writers])
+        writers[target.suffix](self.to_frame(by_task))
+
+
+def _one_type(frame: DataFrame) -> dict[str, str]:
+    """Columns of mixed values, such as numbers of groups and ``auto``, which Parquet can only hold as text."""
+    mixed = (column for column in frame if frame[column].dtype == object)
+    return {str(column): "string" for column in mixed if len({type(v) for v in frame[column] if v is not None}) > 1}
+
+
+def _task_rows(record: Record) -> Iterator[dict[str, Any]]:
+    """A row for each accuracy, or each set of multi-label scores, that was measured."""
+    identity = {"hash": record.hash, "seed": record.seed}
+    counts = record.labels_evaluated if record.multi_label else record.evaluated
+    for moments, counted in counts.items():
+        for after, scores in enumerate(rows_of(counted)):
+            for task in range(counted.tasks):
+                values = {name: by_task[task] for name, by_task in scores.by_task.items()}
+                if any(value is None for value in values.values()):
+                    continue
+                row = {**identity, "moments": moments, "after_task": after, "task": task, **values}
+                if isinstance(counted, AccuracyMatrix):
+                    row |= {"correct": counted.correct[after][task], "total": counted.total[task]}
+                yield row
+
+
+def group_by_run(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Group records by the hash of their settings; the seeds of a run keep their order.
+
+    Example:
+        >>> group_by_run([])
+        {}
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.hash, []).append(record)
+    return groups
+
+
+def spread_over_seeds(values: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation, which is NaN for a single seed or if a value is not finite.
+
+    Example:
+        >>> spread_over_seeds([1.0, 3.0])
+        (2.0, 1.4142135623730951)
+    """
+    has_stdev = len(values) > 1 and all(map(isfinite, values))  # `stdev` fails on NaN and infinity
+    return fmean(values), stdev(values) if has_stdev else nan
+
+
+# --- Folders and archives --------------------------------------------------------------------------------------------
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path has the name of an archive and is not a folder.
+
+    Example:
+        >>> is_archive(Path("tuning.jsonl.gz")), is_archive(Path("runs"))
+        (True, False)
+    """
+    return path.name.endswith(ARCHIVES) and not path.is_dir()
+
+
+def load_runs(path: str | os.PathLike[str]) -> Runs:
+    """Load all records of a path.
+
+    Args:
+        path: A runs folder, an archive (``*.jsonl.gz`` or ``*.jsonl``), a folder of archives, the folder of one run,
+            or a record file. Deeper subfolders are not read; a warning names those that have archives or runs.
+
+    Raises:
+        UserError: If there is nothing at the path. Invalid records do not raise; see `Runs.problems`.
+
+    Example:
+        >>> load_runs("no such folder")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: no such folder: there is no such file or folder.
+    """
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise UserError(f"{place}: there is no such file or folder.")
+    if place.is_file() and not is_archive(place):
+        return Runs.of([read_record(place)])
+    if place.is_dir():
+        nested = sorted({file.parent.relative_to(place).parts[0] for file in _nested_files(place)})
+        if nested:
+            names = f"{', '.join(nested[:5])}{f' and {len(nested) - 5} more' if len(nested) > 5 else ''}"
+            log.warning(f"{place}: runs in its subfolders are not read: {names}. Load each of them with load_runs.")
+    return Store(place).load_all()
+
+
+def _nested_files(place: Path) -> Iterator[Path]:
+    """Archives in subfolders, and records in deeper ones."""
+    yield from (path for ending in ARCHIVES for path in place.glob(f"*/*{ending}"))
+    yield from (path for path in place.glob("*/*/*.json") if _RECORD.fullmatch(path.name) and is_hash(path.parent.name))
+
+
+@dataclass(frozen=True)
+class _Archive:
+    """Content of an archive, by hash and seed."""
+
+    records: Mapping[tuple[str, int], Record] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+
+
+@lru_cache(maxsize=16)
+def _read_archive(path: Path, size: int, modified: int) -> _Archive:
+    """Read an archive. Invalid lines are reported by number; of a damaged file, the lines before the damage are used.
+
+    Size and time of modification are part of the key of the cache.
+    """
+    records: dict[tuple[str, int], Record] = {}
+    problems: list[str] = []
+    number = 0
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    record = _parse(line, Path(f"{path}:{number}"))
+                except UserError as error:
+                    problems.append(str(error))
+                    continue
+                records.setdefault((record.hash, record.seed), record)
+    except (OSError, EOFError, zlib.error) as error:
+        problems.append(f"{path}:{number + 1}: the archive is damaged from this line on ({error}).")
+    return _Archive(records, problems)
 
 
 class Store:
-    """The records under a folder or in an archive.
+    """The records under a folder, which may contain archives next to its run folders, or in an archive.
+
+    Archives are read-only.
 
     Args:
-        root: A runs folder, which may contain archives, or an archive.
+        root: A runs folder, or an archive.
 
     Example:
-        >>> list(Store(Path("no such folder")))
-        []
+        >>> Store(Path("no such folder")).load_all()
+        Runs(0 runs, 0 records, 0 diverged, 0 problems)
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.load_all())
+
     @property
     def read_only(self) -> bool:
-        """Whether the store is an archive, or a path in one, to which no run can be added."""
-        return any(is_archive(path) for path in (self.root, *self.root.parents))
+        """Whether the store is an archive, to which no run can be added."""
+        return is_archive(self.root)
 
     def check_writable(self) -> None:
         """Raise a `UserError` if the store is an archive."""
@@ -101,22 +663,18 @@ class Store:
             raise UserError(f"{self.root}: is an archive, and archives are read-only. Use a folder of runs.")
 
     @cached_property
-    def archived(self) -> RecordSet:
-        """Content of the archive, or of all archives directly in the folder; read once per store."""
-        archives = [self.root] if is_archive(self.root) else archives_in(self.root)
-        contents = [read_archive(path) for path in archives]
-        return RecordSet(
-            [record for content in contents for record in content.records],
-            [problem for content in contents for problem in content.problems],
-            [run for content in contents for run in content.diverged_runs],
-        )
+    def _archived(self) -> _Archive:
+        """Content of the archive, or of all archives directly in the folder; of copies the first one."""
+        inside = [path for ending in ARCHIVES for path in self.root.glob(f"*{ending}") if path.is_file()]
+        paths = [self.root] if self.read_only else sorted(inside)
+        stats = [(path, path.stat()) for path in paths if path.is_file()]
+        archives = [_read_archive(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+        records = {key: record for archive in reversed(archives) for key, record in archive.records.items()}
+        return _Archive(records, [problem for archive in archives for problem in archive.problems])
 
-    @cached_property
-    def _archived_records(self) -> dict[tuple[str, int], Record]:
-        first: dict[tuple[str, int], Record] = {}
-        for record in self.archived.records:
-            first.setdefault((record.hash, record.seed), record)
-        return first
+    def _archived_status(self, config: RunConfig, seed: int) -> str | None:
+        record = self._archived.records.get((config.hash, seed))
+        return None if record is None else record.status
 
     def path(self, config: RunConfig, seed: int) -> Path:
         """File of a run's record in a runs folder."""
@@ -124,27 +682,47 @@ class Store:
 
     def has(self, config: RunConfig, seed: int) -> bool:
         """Whether there is a record of a finished run."""
-        path = self.path(config, seed)
-        return (path.is_file() and not _is_diverged(path)) or (config.hash, seed) in self._archived_records
+        return FINISHED in (_status(self.path(config, seed)), self._archived_status(config, seed))
+
+    def is_diverged(self, config: RunConfig, seed: int) -> bool:
+        """Whether a run is known to diverge and has no record of a finished run."""
+        known = {_status(self.path(config, seed)), self._archived_status(config, seed)}
+        return DIVERGED in known and FINISHED not in known
 
     def seeds(self, config: RunConfig, among: Iterable[int]) -> set[int]:
         """Subset of the seeds that have a record of a finished run."""
-        if isinstance(among, range):  # which may be long
-            entries = _scan_folder(self.root / config.hash).records
-            known = {int(Path(entry.name).stem) for entry in entries}
-            known |= {seed for run, seed in self._archived_records if run == config.hash}
-            among = sorted(seed for seed in known if seed in among)
-        return {seed for seed in among if self.has(config, seed)}
+        files = {int(path.stem) for path in _record_files(self.root / config.hash)}
+        known = files | {seed for run, seed in self._archived.records if run == config.hash}
+        wanted = among if isinstance(among, range) else set(among)
+        return {seed for seed in known if seed in wanted and self.has(config, seed)}
+
+    def divergence(self, config: RunConfig, seed: int) -> Record | None:
+        """The record of a diverged run; None if it is not known to diverge."""
+        if not self.is_diverged(config, seed):
+            return None
+        return self._archived.records.get((config.hash, seed)) or read_record(self.path(config, seed))
+
+    def diverged_seeds(self, config: RunConfig) -> dict[int, str]:
+        """Seeds of a run that are known to diverge, each with its reason."""
+        files = [int(path.stem) for path in _record_files(self.root / config.hash) if _status(path) == DIVERGED]
+        archived = [record.seed for record in self._archived_of(config.hash) if record.status == DIVERGED]
+        runs = [self.divergence(config, seed) for seed in sorted({*files, *archived})]
+        return {run.seed: run.reason for run in runs if run is not None}
+
+    def _archived_of(self, run: str) -> list[Record]:
+        return [record for (name, _), record in self._archived.records.items() if name == run]
 
     def save(self, config: RunConfig, seed: int, results: Mapping[str, Any]) -> Path:
-        """Write the sealed record of a finished run."""
+        """Write the record of a finished run."""
         self.check_writable()
-        return write_sealed(self.path(config, seed), {**identity(config, seed), "status": FINISHED, **results})
+        path = self.path(config, seed)
+        write_atomically(path, (json.dumps(make_record(config, seed, results, path).raw, indent=1) + "\n").encode())
+        return path
 
     def save_diverged(
         self, config: RunConfig, seed: int, reason: str, environment: Mapping[str, Any] | None = None
     ) -> Path:
-        """Write the sealed record of a diverged run; the record of a finished run is not replaced.
+        """Write the record of a diverged run; the record of a finished run is not replaced.
 
         Args:
             config: Settings of the run.
@@ -152,58 +730,20 @@ class Store:
             reason: Message about the divergence.
             environment: Further fields of the record, such as device and versions.
         """
-        self.check_writable()
-        path = self.path(config, seed)
         if self.has(config, seed):
-            return path
-        content = {"status": DIVERGED, "reason": reason[:LONGEST_TEXT], **(environment or {})}
-        return write_sealed(path, {**identity(config, seed), **content})
-
-    def is_diverged(self, config: RunConfig, seed: int) -> bool:
-        """Whether a run is known to diverge and has no record of a finished run."""
-        return self.divergence(config, seed) is not None
-
-    def divergence(self, config: RunConfig, seed: int) -> DivergedRun | None:
-        """The diverged run of a seed; None if it is not known to diverge."""
-        return next((run for run in self._diverged_runs(config) if run.seed == seed), None)
-
-    def diverged_seeds(self, config: RunConfig) -> dict[int, str]:
-        """Seeds of a run that are known to diverge, each with its reason; empty if that can't be read."""
-        return {run.seed: run.reason for run in sorted(self._diverged_runs(config), key=lambda run: run.seed)}
-
-    def _diverged_runs(self, config: RunConfig) -> list[DivergedRun]:
-        folder = _scan_folder(self.root / config.hash)
-        records = [entry for entry in folder.records if _is_diverged(Path(entry.path))]
-        diverged = self._load_folder(replace(folder, records=records)).diverged_runs
-        diverged += [run for run in self.archived.diverged_runs if run.hash == config.hash]
-        return [run for run in drop_finished(diverged, ()) if not self.has(config, run.seed)]
+            return self.path(config, seed)
+        return self.save(config, seed, {"status": DIVERGED, "reason": reason, **(environment or {})})
 
     def load(self, path: Path) -> Record:
-        """Load the record of a finished run from a file, and check it.
-
-        The names of the folder and the file are checked under this store's root and wherever the folder's name is a
-        hash; a copy of a record elsewhere may have any name.
+        """Load the record of a finished run from a file.
 
         Raises:
-            UserError: If a check fails, or if the run diverged.
+            UserError: If it is not valid, or if the run diverged.
         """
-        item = self.load_file(path)
-        if isinstance(item, DivergedRun):
-            raise UserError(f"{path}: has no scores, because the run diverged. {item.reason}".rstrip())
-        return item
-
-    def load_file(self, path: Path) -> Record | DivergedRun:
-        """Like `load`, but also returns diverged runs."""
-        raw = read_json(path)
-        if path.name.endswith(NOTE_ENDING) and raw.get("schema") == 1:  # these notes name neither run nor seed
-            seed = path.name.removesuffix(NOTE_ENDING)
-            raw = {"schema": 1, "hash": _name(path.parent), "seed": int(seed) if seed.isdecimal() else seed, **raw}
-        item = parse_record(raw, path)
-        try:
-            _check_place(path, self.root, item.hash, item.seed)
-        except ValueError as error:
-            raise record_error(path, error) from error
-        return item
+        record = read_record(path)
+        if record.status == DIVERGED:
+            raise UserError(f"{path}: has no scores, because the run diverged. {record.reason}".rstrip())
+        return record
 
     def load_run(self, config: RunConfig, seed: int) -> Record:
         """Load the record of a finished run from its file or from an archive.
@@ -211,257 +751,92 @@ class Store:
         Raises:
             UserError: If there is none, or if it is invalid.
         """
-        archived = self._archived_records.get((config.hash, seed))
-        path = self.path(config, seed)
+        path, archived = self.path(config, seed), self._archived.records.get((config.hash, seed))
         return archived if archived is not None and not path.is_file() else self.load(path)
 
-    def load_seeds(self, config: RunConfig, seeds: Iterable[int]) -> RecordSet:
+    def load_seeds(self, config: RunConfig, seeds: Iterable[int]) -> Runs:
         """Load the records of some seeds of a run; invalid ones are reported as problems."""
-        result = RecordSet([], [])
-        for seed in seeds:
+        return self._folder(self.root / config.hash, self._archived_of(config.hash), set(seeds))
+
+    def load_all(self) -> Runs:
+        """Load all records; invalid ones are reported as problems."""
+        own = [self.root] if is_hash(self.root.resolve().name) else []
+        folders = [] if self.read_only or not self.root.is_dir() else [*own, *sorted(self.root.iterdir())]
+        parts = [self._folder(folder) for folder in folders]
+        records = [record for part in parts for record in (*part.records, *part.diverged)]
+        problems = [*(problem for part in parts for problem in part.problems), *self._archived.problems]
+        return Runs.of([*records, *(record for _, record in sorted(self._archived.records.items()))], problems)
+
+    def _folder(self, folder: Path, more: Iterable[Record] = (), seeds: set[int] | None = None) -> Runs:
+        """Records in the folder of a run, and some more."""
+        records, problems = [], []
+        for path in _record_files(folder):
+            if seeds is not None and int(path.stem) not in seeds:
+                continue
             try:
-                result.records.append(self.load_run(config, seed))
+                records.append(read_record(path))
             except UserError as error:
-                result.problems.append(str(error))
-        return replace(result, records=drop_inconsistent(result.records, result.problems))
+                problems.append(str(error))
+        return Runs.of([*records, *(record for record in more if seeds is None or record.seed in seeds)], problems)
 
-    def __iter__(self) -> Iterator[Record]:
-        for folder in run_folders(self.root):
-            for entry in folder.records:
-                item = self.load_file(Path(entry.path))
-                if isinstance(item, Record):
-                    yield item
-        if self.archived.problems:
-            raise UserError("; ".join(self.archived.problems))
-        yield from self.archived.records
+    def find(self, query: str) -> Runs:
+        """Find records by path (a file, an archive, a folder) or by a prefix of a hash, with all its seeds.
 
-    def load_all(self, drop: bool = True) -> RecordSet:
-        """Load all records; invalid ones are reported as problems.
-
-        Args:
-            drop: Whether to drop records whose shape differs from the other seeds of their run.
+        Raises:
+            UserError: If there is no finished run, or a prefix is of several runs.
         """
-        return _merged([*map(self._load_folder, run_folders(self.root)), self.archived], drop)
-
-    def load_folder(self, path: Path) -> RecordSet:
-        """Load the records in the folder of one run; invalid ones are reported as problems."""
-        return _merged([self._load_folder(_scan_folder(path))])
-
-    def search(self, query: str) -> RecordSet:
-        """Find records by file, archive, folder, or a prefix of a hash (all seeds)."""
-        path = Path(query)
-        if is_archive(path):
-            result = Store(path).load_all()
-        elif path.is_file():
-            return RecordSet([self.load(path)], [])
-        elif is_folder_of_runs(path):
-            result = Store(path).load_all()
-        elif path.is_dir():
-            result = self.load_folder(path)
+        if Path(query).exists():
+            runs = load_runs(query)
         else:
-            result = self._search_hash(query)
-        if not result.records and not result.problems:
-            raise no_finished_run(query, self.root, result.diverged)
-        return result
+            names = [path.name for path in self.root.glob("*") if path.is_dir()]
+            names = sorted({*names, *(run for run, _ in self._archived.records)})
+            matches = [name for name in names if name.startswith(query)]
+            if len(matches) > 1:
+                raise UserError(
+                    f"{query!r} is a prefix of {len(matches)} hashes: {', '.join(matches)}. Use a longer one."
+                )
+            parts = [self._folder(self.root / name, self._archived_of(name)) for name in matches]
+            runs = parts[0] if parts else Runs([])
+        if runs.records or runs.problems:
+            return replace(runs, records=sorted(runs.records, key=lambda record: (record.hash, record.seed)))
+        if runs.diverged:
+            raise UserError(f"{query!r}: has no scores, because all its seeds diverged. {runs.diverged[0].reason}")
+        raise UserError(f"no finished run {query!r} under {self.root}. Use a path, or the beginning of a hash.")
 
-    def _search_hash(self, prefix: str) -> RecordSet:
-        # Names are compared as text: `*` and `[` in the prefix are not a glob pattern.
-        folders = {folder.name: folder for folder in self.root.glob("*") if folder.is_dir()}
-        archived = self.archived
-        hashes = [*(r.hash for r in archived.records), *(run.hash for run in archived.diverged_runs)]
-        matches = sorted({name for name in (*folders, *hashes) if name.startswith(prefix)})
-        if len(matches) > 1:
-            raise UserError(
-                f"{prefix!r} is a prefix of {len(matches)} hashes: {', '.join(matches)}. Use a longer prefix."
-            )
-        contents = [self._load_folder(_scan_folder(folders[name])) for name in matches if name in folders]
-        records = [record for record in archived.records if record.hash in matches]
-        diverged = [run for run in archived.diverged_runs if run.hash in matches]
-        return _merged([*contents, RecordSet(records, archived.problems, diverged)])
-
-    def find(self, query: str) -> list[Record]:
-        """Find the records of all seeds of one run by path or hash prefix.
+    def find_run(self, query: str) -> Runs:
+        """Find the records of one run by path or hash prefix.
 
         Raises:
             UserError: If a record is invalid, or if several runs match.
         """
-        result = self.find_one(query)
-        if result.problems:
-            raise UserError("; ".join(result.problems))
-        return result.records
-
-    def find_one(self, query: str) -> RecordSet:
-        """Like `find`, but returns diverged seeds and problems with invalid records too."""
-        result = self.search(query)
-        hashes = {record.hash for record in result.records}
-        if not hashes:
-            raise UserError("; ".join(result.problems))
-        if len(hashes) > 1:
-            raise UserError(f"{query!r} has {len(hashes)} runs: {', '.join(sorted(hashes))}. Use the hash of one.")
-        return replace(result, records=sorted(result.records, key=lambda record: record.seed))
-
-    def _load_folder(self, folder: RunFolder) -> RecordSet:
-        """Load the records in the folder of a run."""
-        result = RecordSet([], [folder.problem] if folder.problem else [])
-        for entry in folder.records:
-            try:
-                item = self.load_file(Path(entry.path))
-            except UserError as error:
-                result.problems.append(str(error))
-                continue
-            if isinstance(item, Record):
-                result.records.append(item)
-            else:
-                result.diverged_runs.append(item)
-        result.diverged_runs.extend(read_notes(folder, result.problems))
-        return result
+        runs = self.find(query)
+        if runs.problems:
+            raise UserError("; ".join(runs.problems))
+        if len(hashes := dict.fromkeys(record.hash for record in runs.records)) > 1:
+            raise UserError(f"{query!r} has {len(hashes)} runs: {', '.join(hashes)}. Use the hash of one.")
+        return runs
 
 
-def _merged(contents: Iterable[RecordSet], drop: bool = True) -> RecordSet:
-    """Join the content of folders and archives, without copies and without divergences of finished runs."""
-    parts = list(contents)
-    problems = [problem for part in parts for problem in part.problems]
-    records = drop_duplicates([record for part in parts for record in part.records], problems)
-    finished = {(record.hash, record.seed) for record in records}
-    diverged = drop_finished((run for part in parts for run in part.diverged_runs), finished)
-    return RecordSet(drop_inconsistent(records, problems) if drop else records, problems, diverged)
+def _record_files(folder: Path) -> list[Path]:
+    """Record files in the folder of a run, by seed."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _RECORD.fullmatch(path.name)), key=lambda path: int(path.stem))
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """Files of one run.
-
-    Attributes:
-        path: The folder.
-        records: Record files, ordered by seed.
-        notes: Divergence notes, ordered by seed.
-        problem: Reason why the folder can't be read; empty if it can.
-    """
-
-    path: Path
-    records: Sequence[os.DirEntry[str]] = ()
-    notes: Sequence[os.DirEntry[str]] = ()
-    problem: str = ""
-
-
-def run_folders(root: Path) -> Iterator[RunFolder]:
-    """Iterate over the run folders under a folder, ordered by name.
-
-    Example:
-        >>> list(run_folders(Path("no such folder")))
-        []
-    """
+def _status(path: Path) -> str | None:
+    """Status in a record file; ``finished`` for one that is not valid, since a run must not replace it."""
     try:
-        with os.scandir(root) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
-    except OSError:
-        return
-    for name in names:
-        yield _scan_folder(root / name)
-
-
-def _scan_folder(folder: Path) -> RunFolder:
-    try:
-        with os.scandir(folder) as entries:
-            files = sorted(entries, key=lambda entry: (len(entry.name), entry.name))  # by seed: 2 before 10
-    except (FileNotFoundError, NotADirectoryError):  # such as a folder "in" an archive
-        return RunFolder(folder)
-    except OSError as error:
-        return RunFolder(folder, problem=f"{folder}: can't be read ({error.strerror}). Check its permissions.")
-    records, notes = ([entry for entry in files if name.fullmatch(entry.name)] for name in (_RECORD_NAME, _NOTE_NAME))
-    return RunFolder(folder, records, notes)
-
-
-def is_folder_of_runs(path: Path) -> bool:
-    """Whether a path is a folder of run folders or archives; the folder of a single run contains records itself."""
-    if not path.is_dir():
-        return False
-    folder = _scan_folder(path)
-    return not folder.records and not folder.notes
-
-
-def read_notes(folder: RunFolder, problems: list[str]) -> list[DivergedRun]:
-    """Diverged runs of a run's folder according to the divergence notes of schemas 1 and 2.
-
-    Invalid notes are reported as problems. A note that can't be read still counts as a divergence. A note of another
-    run or seed does not, nor one of a seed that has a record.
-    """
-    diverged = []
-    run = _name(folder.path)
-    recorded = {entry.name for entry in folder.records}
-    for entry in folder.notes:
-        path = Path(entry.path)
-        seed = int(entry.name.removesuffix(NOTE_ENDING))
-        if f"{seed}.json" in recorded:
-            continue
-        try:
-            item = Store(folder.path.parent).load_file(path)
-        except UserError as error:
-            problems.append(str(error))
-            item = DivergedRun(run, seed, "", raw={"schema": 1, "hash": run, "seed": seed, "lost": ""}, path=path)
-        if isinstance(item, Record) or (item.hash, item.seed) != (run, seed):
-            problems.append(f"{path}: is ignored. It is not the divergence note of this run and seed; delete it.")
-        else:
-            diverged.append(item)
-    return diverged
-
-
-class NoFinishedRunError(UserError):
-    """A query that matches no finished and no diverged run.
-
-    Attributes:
-        query: The query, a path or the prefix of a hash.
-        reason: What was not found, without the advice that follows it in the message.
-    """
-
-    def __init__(self, query: str, root: Path) -> None:
-        self.query = query
-        if Path(query).is_dir():
-            self.reason, advice = f"no finished runs under {query}.", "Use another folder of runs."
-        else:
-            self.reason, advice = f"no finished run {query!r} under {root}.", "Use a path, or the beginning of a hash."
-        super().__init__(f"{self.reason} {advice}")
-
-
-def no_finished_run(query: str, root: Path, diverged: Mapping[str, Mapping[int, str]]) -> UserError:
-    """Error for a query that matches no finished run."""
-    reasons = " ".join(reason for seeds in diverged.values() for reason in seeds.values())
-    if diverged:
-        return UserError(f"{query!r}: has no scores, because all its seeds diverged. {reasons}".rstrip())
-    return NoFinishedRunError(query, root)
-
-
-def _is_diverged(path: Path) -> bool:
-    """Whether a file is the valid record of a diverged run."""
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    return _has_diverged_status(path, (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
+        stat = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _known_status(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 @lru_cache(maxsize=2**16)
-def _has_diverged_status(path: Path, identity: tuple[int, ...]) -> bool:
+def _known_status(path: Path, size: int, modified: int, inode: int) -> str:
+    """Status in a file, which is read again after it has changed."""
     try:
-        diverged = read_json(path).get("status") == DIVERGED
-        return diverged and isinstance(Store(path.parent.parent).load_file(path), DivergedRun)
-    except UserError:
-        return False
-
-
-def _check_place(path: Path, root: Path, run: str, seed: int) -> None:
-    """Check that a record in a run folder has the hash as its folder name and the seed as its file name."""
-    if not _RECORD_NAME.fullmatch(path.name):
-        return
-    name = _name(path.parent)
-    if not (is_hash(name) or path.parent.parent == root):
-        return
-    if name != run:
-        raise ValueError(f"it is of run {run}, but in the folder of run {name}")
-    if path.name != f"{seed}.json":
-        raise ValueError(f"it is of seed {seed}, but named {path.name}")
-
-
-def _name(folder: Path) -> str:
-    """Name of a folder; links and ``.`` are resolved first."""
-    return folder.name if is_hash(folder.name) else folder.resolve().name
+        return str(json.loads(path.read_bytes())["status"])
+    except (ValueError, LookupError, TypeError):
+        return FINISHED

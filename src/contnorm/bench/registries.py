@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from contnorm.bench.components import Component, Kind, add_component, components
-from contnorm.bench.data.added import list_added, read_added
 from contnorm.bench.data.registry import SOURCES, data_root
-from contnorm.bench.launchers.registry import launchers
+from contnorm.bench.data.store import describe_stored, list_stored, read_manifest
+from contnorm.bench.launchers import launchers
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
@@ -24,13 +24,11 @@ from contnorm.registry import NORMS
 __all__ = [
     "Listing",
     "available",
-    "register_dataset",
-    "register_memory",
-    "register_network",
-    "register_strategy",
+    "register",
     "streams_of_source",
 ]
 
+KINDS = ("strategy", "memory", "model", "dataset")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -89,122 +87,63 @@ def _built_in(specs: Iterable[Any]) -> dict[str, Listing]:
 
 
 def _under(root: str | Path | None) -> dict[str, Listing]:
-    """Return the data sets that were added under the data root."""
+    """Return the data sets that were added or built under the data root."""
     folder = data_root(None if root is None else Path(root).expanduser())
-    return {name: Listing(_summary_of(path), str(folder)) for name, path in list_added(folder).items()}
-
-
-def _summary_of(folder: Path) -> str:
-    try:
-        manifest = read_added(folder)
-    except UserError as error:
-        return f"can't be read: {error}"
-    samples, tasks = sum(manifest["samples"].values()), manifest.get("task_classes")
-    split = "tasks of samples" if tasks is None else f"{len(tasks)} tasks"
-    return f"{split}, {samples:,} samples of {len(manifest['class_names'])} classes"
+    stored = {name: path for name, path in list_stored(folder).items() if name not in STREAMS}
+    return {name: Listing(describe_stored(read_manifest(path)), str(folder)) for name, path in stored.items()}
 
 
 def _added(kind: Kind) -> dict[str, Listing]:
     return {added.name: Listing(added.summary, str(added.origin)) for added in components(kind)}
 
 
-def register_strategy(name: str, strategy: type | str, *, summary: str | None = None, exist_ok: bool = False) -> None:
-    """Add a strategy under a name, for this process.
+def register(
+    kind: Literal["strategy", "memory", "model", "dataset"],
+    name: str,
+    target: Any,
+    *,
+    summary: str | None = None,
+    exist_ok: bool = False,
+) -> None:
+    """Add a strategy, memory, network or data set under a name, for this process.
 
     It can be used like a built-in one: ``bench.run(strategy=name)``, and ``--strategy name`` if a plugin registers it.
-    Its code is part of the identity of runs, if a file defines it.
+    Its code is part of the identity of runs. For norms, see `contnorm.register_norm`.
 
     Args:
-        name: The name in settings, of letters, digits and ``_ . + -``.
-        strategy: A subclass of `Strategy`; or ``"module:Class"``, which is imported on first use.
+        kind: ``"strategy"``, ``"memory"``, ``"model"`` or ``"dataset"``.
+        name: The name in settings, of letters, digits and ``_ . + -``; that of a data set is the name of its stream.
+        target: A subclass of `Strategy` or `Memory`; a function or class that makes a network, called as
+            ``make(input_shape, num_outputs)`` or with a third argument ``norm``; a function that makes a `Stream`,
+            called as ``make(root, **settings)`` with the folder of data sets and the settings of the stream. Or
+            ``"module:Name"``, which is imported on first use.
         summary: One-line description for listings. Default: the first line of the docstring.
-        exist_ok: Whether to replace a registered strategy of the same name. Built-in ones can't be replaced.
+        exist_ok: Whether to replace a registered component of the same name. Built-in ones can't be replaced.
 
     Example:
         >>> from contnorm.bench.components import remove_component
-        >>> register_strategy("half", "my_package.strategies:Half", summary="half of the loss")
+        >>> register("strategy", "half", "my_package.strategies:Half", summary="half of the loss")
         >>> available()["strategies"]["half"]
         Listing(summary='half of the loss', origin='this process')
         >>> remove_component("strategy", "half")
     """
-    _register("strategy", name, strategy, summary, exist_ok)
-
-
-def register_memory(name: str, memory: type | str, *, summary: str | None = None, exist_ok: bool = False) -> None:
-    """Add a memory under a name, for this process; see `register_strategy`.
-
-    Args:
-        name: The name in settings: ``memory.kind``.
-        memory: A subclass of `Memory`; or ``"module:Class"``, which is imported on first use.
-        summary: One-line description for listings. Default: the first line of the docstring.
-        exist_ok: Whether to replace a registered memory of the same name.
-
-    Example:
-        >>> from contnorm.bench.components import remove_component
-        >>> register_memory("newest", "my_package.memories:Newest", summary="the newest samples")
-        >>> remove_component("memory", "newest")
-    """
-    _register("memory", name, memory, summary, exist_ok)
-
-
-def register_network(
-    name: str, make: Callable[..., Any] | str, *, summary: str | None = None, exist_ok: bool = False
-) -> None:
-    """Add a network under a name, for this process; see `register_strategy`.
-
-    Args:
-        name: The name in settings: ``model.name``.
-        make: A function or class, called as ``make(input_shape, num_outputs)`` or with a third argument ``norm``; or
-            ``"module:name"``, which is imported on first use.
-        summary: One-line description for listings. Default: the first line of the docstring.
-        exist_ok: Whether to replace a registered network of the same name.
-
-    Example:
-        >>> from contnorm.bench.components import remove_component
-        >>> register_network("tiny", "my_package.networks:tiny", summary="a network of one layer")
-        >>> remove_component("model", "tiny")
-    """
-    _register("model", name, make, summary, exist_ok)
-
-
-def register_dataset(
-    name: str, make: Callable[..., Any] | str, *, summary: str | None = None, exist_ok: bool = False
-) -> None:
-    """Add a data set under a name, for this process; its name is then the name of a stream.
-
-    The content of the data is part of the identity of runs, as for all streams from arrays.
-
-    Args:
-        name: The name of the stream and of its data.
-        make: A function, called as ``make(root, **settings)`` with the folder of data sets and the settings of the
-            stream that the user set. It returns a `Stream`, such as
-            ``Stream.from_arrays(..., name=name, **settings)``. Or ``"module:name"``, which is imported on first use.
-        summary: One-line description for listings. Default: the first line of the docstring.
-        exist_ok: Whether to replace a registered data set of the same name.
-
-    Example:
-        >>> from contnorm.bench.components import remove_component
-        >>> register_dataset("blobs", "my_package.data:blobs", summary="Gaussian blobs")
-        >>> available()["streams"]["blobs"].summary
-        'Gaussian blobs'
-        >>> remove_component("dataset", "blobs")
-    """
-    _register("dataset", name, make, summary, exist_ok)
-
-
-def _register(kind: Kind, name: str, target: object, summary: str | None, exist_ok: bool) -> None:
+    if kind not in KINDS:
+        raise UserError(f"register({kind!r}, ...): use one of {', '.join(KINDS)}.")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(f"{kind} {name!r}: can't be registered. Use a name of letters, digits and '_', '.', '+', '-'.")
     if name.lower() in {*NORMS, *STRATEGIES, *ALIASES, *MEMORIES, *NETWORKS, *STREAMS, *STREAM_ALIASES, *SOURCES}:
         raise UserError(f"{kind} {name!r}: is the name of a built-in component, or of a norm. Use another name.")
-    may_be_function = kind in ("model", "dataset")
-    is_code = isinstance(target, type) or (may_be_function and inspect.isfunction(target))
-    if not is_code and not (isinstance(target, str) and _TARGET.fullmatch(target)):
-        what = "a function or class" if may_be_function else "a class"
-        raise UserError(f"{kind} {name!r}: {target!r} can't be registered. Use {what}, or 'module:Name'.")
+    if not (callable(target) or (isinstance(target, str) and _TARGET.fullmatch(target))):
+        raise UserError(f"{kind} {name!r}: {target!r} can't be registered. Use a class or function, or 'module:Name'.")
+    earlier = next((component for component in components(kind) if component.name == name), None)
+    if earlier is not None and not exist_ok:
+        raise UserError(
+            f"{kind} {name!r}: is registered already, by {earlier.origin}. Use another name, or exist_ok=True to "
+            f"replace it."
+        )
     if summary is None:
         summary = "" if isinstance(target, str) else (inspect.getdoc(target) or "").partition("\n")[0]
-    add_component(Component(kind, name, target, summary, current_origin()), exist_ok)
+    add_component(Component(kind, name, target, summary, current_origin()))
 
 
 def streams_of_source(source: str) -> list[str]:

@@ -1,210 +1,324 @@
-"""Decide a paired comparison with as many seeds as it takes: looks at 8, 16, 32, ... seeds. Needs no torch.
+"""The rule that decides paired comparisons: looks at 16, 24, 32, ... 128 seeds, and families of questions. No torch.
 
 A fixed number of seeds is often too few, and adding seeds until an ordinary 95 % interval excludes zero is wrong more
-often than 5 %. The rule here may be looked at after each stage and be stopped at any of them, and still is wrong with
-a probability of at most ``alpha``:
+often than 5 %. This rule may be looked at after every eight seeds and be stopped at any look:
 
-1. The seeds 100, 101, ... are used in order. Stages have 8, 16, 32, 64 and 128 seeds, then twice as many each.
-2. A table with ``cases`` comparisons gives each of them ``alpha / cases``. Stage k spends the share ``w_k`` of that
-   (`stage_weight`): its interval is the paired Student t interval of level ``1 - alpha / cases * w_k``.
-3. The interval in force is the intersection of the intervals of all stages so far.
+1. The seeds 100, 101, ... are used in order. There is a look at 16, 24, 32, ... 128 seeds (`LOOKS`).
+2. A comparison has an error rate ``alpha``; by the look at n seeds, ``0.95 * alpha * n / 128`` of it is spent (linear
+   spending). The critical values follow from that by the recursion of Lan and DeMets (`nominal_levels`). They are made
+   for means of known variance; as usual, each is turned into its nominal p value, and Student's t interval of that
+   level is the interval of the look. The twentieth of alpha that is not spent covers this approximation: simulated, the
+   rate of any error over all looks is 0.049 to 0.050 for alpha 0.05.
+3. The interval in force is the intersection of the intervals of all looks so far (a repeated confidence interval).
 4. If it excludes zero, the first experiment is *higher* or *lower*; if it also lies within the margin, the difference
    is *within the margin*. If it contains zero and lies within the margin, the two are *equivalent*. Otherwise the
    comparison is *undecided*.
+5. In a family of ``cases`` comparisons each has ``alpha / cases`` at first. The signs are decided by Holm's procedure
+   (`decide_family`): once r signs are decided, the others have ``alpha / (cases - r)``. That a difference lies within
+   the margin is always decided at ``alpha / cases``.
 
-Why the error rate holds: the t interval of one stage misses the true mean difference with probability
-``alpha / cases * w_k``, exactly if the differences are normally distributed. The probability that any interval of any
-comparison misses is at most the sum of these, whatever the dependence between stages and comparisons (union bound).
-The weights sum up to 0.95 over all stages, so the sum is below ``alpha``. While no interval misses, every intersection
-contains the true difference. Then no verdict is wrong: not a sign, and not an equivalence of experiments whose
-difference is the margin or more. It follows that the limit of seeds need not be fixed in advance, and that a verdict
-stands once it is reached. Differences that are not normal make the first stages inexact; the documentation has the
-rates of a simulation with recorded differences.
+While no interval of a comparison misses the true mean difference, its verdict is not wrong, at whatever look it is
+stopped. Intervals of a larger alpha lie within those of a smaller one, so Holm's procedure may go on from look to look.
 """
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
 from numbers import Integral, Real
-from statistics import fmean
-from typing import Literal
+from statistics import fmean, stdev
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from contnorm.bench.stats import POWER, Interval, equivalence_probability, t_interval, t_quantile, t_test_power
+from contnorm.bench.lazy_numpy import np
+from contnorm.bench.metrics.accuracy_matrix import SCORE_TITLES
+from contnorm.bench.stats import (
+    FEWEST_SEEDS,
+    POWER,
+    Interval,
+    Spread,
+    equivalence_probability,
+    spread_ratio,
+    t_interval,
+    t_quantile,
+    t_test_power,
+)
 from contnorm.errors import UserError
 
 __all__ = [
     "ALPHA",
     "FIRST_SEED",
+    "LOOKS",
     "MARGIN",
     "MAX_SEEDS",
     "SKEWED",
-    "STAGES",
-    "Decision",
-    "Look",
-    "Reach",
+    "Outcome",
     "Verdict",
     "check_rule",
     "decide_differences",
-    "reachable",
+    "decide_family",
+    "decide_with",
+    "looks_up_to",
+    "nominal_levels",
+    "reach",
+    "score_title",
     "seeds_for_difference",
-    "stage_level",
-    "stage_seeds",
-    "stage_weight",
-    "stages_up_to",
+    "with_chance",
 ]
 
-Verdict = Literal["higher", "lower", "higher, within the margin", "lower, within the margin", "equivalent", "undecided"]
+Outcome = Literal["higher", "lower", "higher, within the margin", "lower, within the margin", "equivalent", "undecided"]
 
 ALPHA = 0.05
 MARGIN = 1.0
-MAX_SEEDS = 128
 MOST_CASES = 1_000_000  # beyond, levels are too close to 1 for a quantile
 FIRST_SEED = 100  # lower seeds are exploratory: settings were chosen with them
+LOOKS = tuple(range(16, 129, 8))
+MAX_SEEDS = LOOKS[-1]
+SPENT = 0.95  # of alpha, by the last look; the rest covers that critical values of t statistics are approximate
 SKEWED = 1.5  # skewness beyond which simulated error rates exceed alpha; see docs/concepts/deciding.md
-STAGES = (8, 16, 32, 64, 128)
-_WEIGHTS = (0.05, 0.10, 0.15, 0.25, 0.35)
-_LAST_STAGE = 20  # over 4 million seeds; searches end there
+_NODES = 128  # of the numerical integration; critical values change by less than 1e-8 with more
 
 
-def stage_seeds(k: int) -> int:
-    """Number of seeds of stage k, counted from 0.
+@lru_cache(maxsize=1024)
+def nominal_levels(sizes: tuple[int, ...], alpha: float = ALPHA) -> tuple[float, ...]:
+    """Two-sided nominal p value at which each look rejects zero, so that all looks together reject it at ``alpha``.
 
-    Example:
-        >>> [stage_seeds(k) for k in range(7)]
-        [8, 16, 32, 64, 128, 256, 512]
-    """
-    return STAGES[0] << k
+    The mean of n values has n units of information, of the 128 of the last look. By a look at n, the share n / 128 of
+    `SPENT` times alpha is spent. The density of the sum of the values, among the trials that were not rejected before,
+    is carried from look to look by numerical integration (Armitage, McPherson and Rowe 1969; Lan and DeMets 1983).
 
-
-def stage_weight(k: int) -> float:
-    """Share of alpha that stage k spends, counted from 0; the shares of all stages sum up to 0.95.
+    Args:
+        sizes: Number of values at each look, increasing, at most 128.
+        alpha: Probability of rejecting zero at any look, if the mean is zero.
 
     Example:
-        >>> [stage_weight(k) for k in range(7)]
-        [0.05, 0.1, 0.15, 0.25, 0.35, 0.025, 0.0125]
+        >>> [round(level, 4) for level in nominal_levels((16, 24, 32))]
+        [0.0059, 0.0047, 0.0053]
     """
-    return _WEIGHTS[k] if k < len(_WEIGHTS) else 0.05 * 2.0 ** (len(_WEIGHTS) - 1 - k)
+    return crossing_levels(sizes, [SPENT * alpha * size / MAX_SEEDS for size in sizes])
 
 
-def stage_level(k: int, cases: int = 1, alpha: float = ALPHA) -> float:
-    """Confidence level of the interval of stage k, counted from 0.
+def crossing_levels(sizes: Sequence[float], spent: Sequence[float]) -> tuple[float, ...]:
+    """Nominal p values of looks from the probability ``spent`` by each of them, for normal values of known variance.
 
     Example:
-        >>> round(stage_level(0), 4), round(stage_level(4, cases=10), 5)
-        (0.9975, 0.99825)
+        >>> from statistics import NormalDist  # linear spending, five looks: the table of Lan and DeMets (1983)
+        >>> levels = crossing_levels((1, 2, 3, 4, 5), (0.01, 0.02, 0.03, 0.04, 0.05))
+        >>> [round(NormalDist().inv_cdf(1 - level / 2), 2) for level in levels]
+        [2.58, 2.49, 2.41, 2.34, 2.28]
     """
-    return 1 - alpha / cases * stage_weight(k)
+    normal, find_root = import_module("scipy.stats").norm, import_module("scipy.optimize").brentq
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    sums, density = np.zeros(1), np.ones(1)  # points of the sum, and the integrand there
+    levels: list[float] = []
+    size_before, spent_before = 0.0, 0.0
+    for size, total in zip(sizes, spent, strict=True):
+        scale, share = math.sqrt(size - size_before), total - spent_before
+
+        def excess(bound: float, sums: Any = sums, density: Any = density, scale: float = scale) -> float:
+            """Probability of crossing +-bound now and not before."""
+            return float(density @ (normal.sf((bound - sums) / scale) + normal.sf((bound + sums) / scale)))
+
+        widest = math.sqrt(size) * float(normal.isf(share / 2))  # if no trial had been rejected before
+        bound = find_root(lambda bound: math.log(excess(bound) / share), 0.5 * widest, widest + 1e-6)  # noqa: B023
+        levels.append(float(2 * normal.sf(bound / math.sqrt(size))))
+        here = bound * nodes
+        density = normal.pdf((here[:, None] - sums) / scale) @ density * bound * weights / scale
+        sums, size_before, spent_before = here, size, total
+    return tuple(levels)
 
 
-def stages_up_to(max_seeds: int) -> tuple[int, ...]:
-    """Numbers of seeds of all stages with at most ``max_seeds`` seeds.
+def looks_up_to(max_seeds: int) -> tuple[int, ...]:
+    """Numbers of seeds of all looks with at most ``max_seeds`` seeds.
 
     Raises:
-        UserError: If not even the first stage is allowed.
+        UserError: If not even the first look is allowed.
 
     Example:
-        >>> stages_up_to(100), stages_up_to(256)
-        ((8, 16, 32, 64), (8, 16, 32, 64, 128, 256))
+        >>> looks_up_to(40)
+        (16, 24, 32, 40)
     """
-    if max_seeds < STAGES[0]:
-        raise UserError(f"max_seeds={max_seeds}: use {STAGES[0]} or more, which is the first stage.")
-    return tuple(stage_seeds(k) for k in range(int(max_seeds // STAGES[0]).bit_length()))
+    if max_seeds < LOOKS[0]:
+        raise UserError(f"max_seeds={max_seeds}: use {LOOKS[0]} or more, which is the first look.")
+    return tuple(seeds for seeds in LOOKS if seeds <= max_seeds)
 
 
-@dataclass(frozen=True)
-class Look:
-    """One stage that was reached.
-
-    Attributes:
-        seeds: Number of seeds of the stage.
-        pairs: Number of pairs among them; fewer if runs diverged.
-        mean: Mean difference; NaN without a pair.
-        interval: Student t interval of the mean, at the level of the stage; None for fewer than two pairs.
-        level: Confidence level of the interval.
-
-    Example:
-        >>> [(look.seeds, look.pairs, round(look.level, 4)) for look in decide_differences([1.0, 2.0] * 8).looks]
-        [(8, 8, 0.9975), (16, 16, 0.995)]
-    """
+class Look(NamedTuple):
+    """One look: the number of seeds, the pairs among them, their mean difference, and its interval."""
 
     seeds: int
     pairs: int
     mean: float
-    interval: Interval | None
-    level: float
+    interval: Interval | None  # None without a new pair
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What the stages reached so far say about a difference, first experiment minus second.
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """What the looks so far say about a score of two experiments, a minus b.
 
     Attributes:
-        verdict: ``"higher"``, ``"lower"``, one of them followed by ``", within the margin"``, ``"equivalent"`` or
+        outcome: ``"higher"``, ``"lower"``, one of them followed by ``", within the margin"``, ``"equivalent"`` or
             ``"undecided"``.
-        seeds: Number of seeds of the last stage reached; 0 before the first.
+        seeds: Number of seeds of the last look; 0 before the first.
         pairs: Number of pairs among them; fewer if runs diverged.
-        mean: Mean difference over these pairs; NaN before the first stage.
-        interval: Intersection of the intervals of all stages; None before the first.
-        looks: The stages reached.
+        mean: Mean difference over these pairs, in percentage points; before the first look over all shared seeds.
+        interval: Interval in force: the intersection of the intervals of all looks; None before the first.
+        looks: The looks.
+        differences: The difference of each shared seed, also of those that do not count.
         margin: Largest absolute difference that counts as equivalent.
-        cases: Number of comparisons among which alpha is divided.
-        alpha: Probability of any wrong verdict in all these comparisons.
-        conflict: Whether the intervals of two stages do not overlap. Then the later one is left out; the differences
+        cases: Number of comparisons of the family.
+        alpha: Probability of any wrong sign in the family, and of any wrong statement on the margin.
+        conflict: Whether the intervals of two looks do not overlap. Then the later one is left out; the differences
             are far from normal, or one of the rare errors happened.
-        skewness: Sample skewness of the differences of the last stage; NaN if it is undefined. Beyond `SKEWED` in
-            absolute value, errors are more frequent than alpha.
+        score: Name of the score.
+        names: Names of a and b.
+        scores: The scores of a and of b by seed, if they are known.
+        a, b: The records, if there are some.
+        at_chance: The verdict if each diverged run counts as chance accuracy; None if no run diverged.
+        without_pair: Seeds of which a run diverged.
+        first_seed, max_seeds: First seed that counts, and limit of the looks.
+        share: Share of alpha at which the sign is decided.
 
     Example:
-        >>> decision = decide_differences([1.8, 2.4, 2.1, 1.9, 2.6, 2.0, 2.2, 1.7])
-        >>> decision.verdict, decision.seeds, str(decision.interval)
-        ('higher', 8, '+1.59 to +2.58')
-        >>> print(decision)
-        higher by 2.09 points (interval +1.59 to +2.58, 8 seeds)
+        >>> verdict = decide_differences([1.8, 2.4, 2.1, 1.9, 2.6, 2.0, 2.2, 1.7] * 2, names=("cn", "bn"))
+        >>> verdict.outcome, verdict.seeds, str(verdict.interval)
+        ('higher', 16, '+1.85 to +2.32')
+        >>> print(verdict)
+        cn is higher than bn in score by 2.09 points (interval +1.85 to +2.32, 16 seeds).
     """
 
-    verdict: Verdict
+    outcome: Outcome
     seeds: int
     pairs: int
     mean: float
     interval: Interval | None
     looks: tuple[Look, ...]
+    differences: Mapping[int, float]
     margin: float = MARGIN
     cases: int = 1
     alpha: float = ALPHA
     conflict: bool = False
-    skewness: float = math.nan
+    score: str = "score"
+    names: tuple[str, str] = ("a", "b")
+    scores: tuple[Mapping[int, float], Mapping[int, float]] | None = None
+    a: Sequence[Any] = ()
+    b: Sequence[Any] = ()
+    at_chance: Verdict | None = None
+    without_pair: frozenset[int] = frozenset()
+    first_seed: int = FIRST_SEED
+    max_seeds: int = MAX_SEEDS
+    share: float = 1.0
 
     @property
     def is_decided(self) -> bool:
-        """Whether the verdict is another one than undecided."""
-        return self.verdict != "undecided"
-
-    @property
-    def within_margin(self) -> bool:
-        """Whether the difference is known to lie within the margin."""
-        return self.interval is not None and _is_within(self.interval, self.margin)
+        """Whether the outcome is another one than undecided."""
+        return self.outcome != "undecided"
 
     @property
     def diverged(self) -> int:
-        """Number of seeds of the last stage that have no pair, since a run diverged."""
+        """Number of seeds of the last look that have no pair, since a run diverged."""
         return self.seeds - self.pairs
 
+    @property
+    def uncorrected(self) -> Interval | None:
+        """95 % interval of the mean over all shared seeds, for one comparison and one look; it decides nothing."""
+        values = list(self.differences.values())
+        return t_interval(values) if len(set(values)) > 1 else None  # equal differences tell no spread
+
+    @property
+    def skewness(self) -> float:
+        """Sample skewness of the differences; NaN if it is undefined. Beyond `SKEWED`, errors exceed alpha."""
+        values = list(self.differences.values())
+        mean = fmean(values) if values else math.nan
+        std = math.sqrt(fmean((value - mean) ** 2 for value in values)) if values else 0.0
+        return fmean(((value - mean) / std) ** 3 for value in values) if std > 0 else math.nan
+
+    @property
+    def spread(self) -> Spread | None:
+        """Spread of a over seeds, divided by that of b; None if scores are unknown, too few or all equal."""
+        if self.scores is None or len(self.differences) < FEWEST_SEEDS:
+            return None
+        try:
+            return spread_ratio(*self.scores)
+        except UserError:  # equal scores
+            return None
+
+    @property
+    def plan(self) -> str:
+        """Seeds that true differences need, if the spread of the differences stays as it is; empty if it is unknown."""
+        values = list(self.differences.values())
+        std = stdev(values) if len(values) > 1 else 0.0
+        if not std:
+            return ""
+        needed = {d: seeds_for_difference(std, d, self.cases, alpha=self.alpha) for d in (0.5, 1.0, 2.0)}
+        parts = [
+            f"{d:g} {'point' if d == 1 else 'points'} {seeds or f'over {MAX_SEEDS}'}" for d, seeds in needed.items()
+        ]
+        return (
+            f"Seeds needed for a true difference of {', '.join(parts)} (probability {POWER:g}; the differences of "
+            f"{len(values)} seeds have a standard deviation of {std:.2f} points). Equivalence: "
+            f"{reach(std, self.margin, self.cases, alpha=self.alpha)}."
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence."""
+        (a, b), title = self.names, score_title(self.score)
+        word, _, within = self.outcome.partition(", ")
+        margin = f"within the margin of {self.margin:g} point{'' if self.margin == 1 else 's'}"
+        if word in ("higher", "lower"):
+            points = f"by {abs(self.mean):.2f} points{f', {margin}' if within else ''}"
+            return f"{a} is {word} than {b} in {title} {points} ({self._details})."
+        if word == "equivalent":
+            return (
+                f"{a} and {b} are equivalent in {title} {margin}, mean difference {self.mean:+.2f} ({self._details})."
+            )
+        start = f"Undecided whether {a} or {b} is higher in {title}"
+        if self.looks:
+            mean = "" if math.isnan(self.mean) else f"mean difference {self.mean:+.2f} "
+            return f"{start}: {mean}({self._details})."
+        if not self.differences:
+            return f"{start}: no shared seed; the first look needs {LOOKS[0]}."
+        seeds = f"{len(self.differences)} shared seed{'' if len(self.differences) == 1 else 's'}"
+        interval = f", 95 % interval without correction {self.uncorrected}" if self.uncorrected else ""
+        return f"{start}: mean difference {self.mean:+.2f} ({seeds}{interval}); the first look needs {LOOKS[0]} seeds."
+
     def __str__(self) -> str:
-        if self.interval is None:
-            return f"undecided ({_seeds_text(self)})"
-        direction, _, within = self.verdict.partition(", ")
-        points = f"{self.margin:g} point{'' if self.margin == 1 else 's'}"
-        if within:
-            direction += f" by {abs(self.mean):.2f} points, within the margin of {points}"
-        elif direction == "equivalent":
-            direction += f" within the margin of {points}, mean difference {self.mean:+.2f}"
-        elif direction == "undecided":
-            direction += f", mean difference {self.mean:+.2f}"
-        else:
-            direction += f" by {abs(self.mean):.2f} points"
-        return f"{direction} (interval {self.interval}, {_seeds_text(self)})"
+        return self.sentence
+
+    def __repr__(self) -> str:
+        return f"Verdict({self.sentence!r})"
+
+    def _repr_html_(self) -> str:
+        lines = [self.sentence, self.plan]
+        return "".join(f"<p>{html.escape(line)}</p>" for line in lines if line)
+
+    @property
+    def _details(self) -> str:
+        parts = [f"interval {self.interval}"] if self.interval else []
+        parts.append(f"{self.seeds} seeds")
+        if self.diverged:
+            parts.append(f"{self.diverged} of them diverged")
+        if abs(self.skewness) > SKEWED:
+            parts.append(f"skewed differences ({self.skewness:+.1f})")
+        if self.conflict:
+            parts.append("the intervals of two looks do not overlap")
+        if self.cases > 1:
+            parts.append(f"one of {self.cases} questions")
+        return ", ".join(parts)
+
+
+def score_title(name: str) -> str:
+    """Name of a score in a sentence or a table.
+
+    Example:
+        >>> score_title("acc"), score_title("aia"), score_title("fm_mammoth")
+        ('ACC', 'mean over the stream', 'fm_mammoth')
+    """
+    return SCORE_TITLES.get(name, name)
 
 
 def decide_differences(
@@ -213,63 +327,124 @@ def decide_differences(
     cases: int = 1,
     margin: float = MARGIN,
     alpha: float = ALPHA,
-    max_seeds: int | None = None,
+    max_seeds: int = MAX_SEEDS,
     diverged: Collection[int] = (),
     first_seed: int = FIRST_SEED,
-) -> Decision:
-    """Decide a comparison from its paired differences, by all stages that are complete.
+    score: str = "score",
+    names: tuple[str, str] = ("a", "b"),
+) -> Verdict:
+    """Decide a comparison from its paired differences, by all looks that are complete.
 
-    A stage counts only if each of its seeds has a difference or diverged. Seeds beyond the last complete stage, and
+    A look counts only if each of its seeds has a difference or diverged. Seeds beyond the last complete look, and
     seeds below ``first_seed``, are ignored.
 
     Args:
         differences: First minus second in percentage points, by seed; or as a sequence in the order of the seeds from
             ``first_seed`` on. NaN for a seed that diverged.
-        cases: Number of comparisons among which alpha is divided.
+        cases: Number of comparisons of the family.
         margin: Largest absolute difference that counts as equivalent.
-        alpha: Probability of any wrong verdict in all these comparisons.
-        max_seeds: Limit of the stages; None for all.
-        diverged: Seeds of which one run or both diverged. Stages are computed from the other seeds.
-        first_seed: First seed of every stage.
+        alpha: Error rate of the family.
+        max_seeds: Limit of the looks.
+        diverged: Seeds of which one run or both diverged. Looks are computed from the other seeds.
+        first_seed: First seed that counts.
+        score, names: Name of the score, and of the two experiments, in sentences.
 
     Example:
-        >>> decide_differences({100 + i: 0.1 * (-1) ** i for i in range(16)}).verdict
+        >>> decide_differences({100 + i: 0.1 * (-1) ** i for i in range(16)}).outcome
         'equivalent'
-        >>> str(decide_differences([2.0] * 7))
-        'undecided (0 seeds, a stage needs 8)'
+        >>> print(decide_differences([2.0] * 7))
+        Undecided whether a or b is higher in score: mean difference +2.00 (7 shared seeds, 95 % interval without \
+        correction +2.00 to +2.00); the first look needs 16 seeds.
     """
-    check_rule(cases=cases, margin=margin, alpha=alpha)
+    check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
     by_seed = dict(differences) if isinstance(differences, Mapping) else dict(enumerate(differences, first_seed))
-    without_pair = {*diverged, *(seed for seed, value in by_seed.items() if math.isnan(value))}
-    looks: list[Look] = []
-    interval, conflict = None, False
-    limit = len(by_seed.keys() | without_pair) if max_seeds is None else max_seeds
-    values: list[float] = []
-    for k, size in enumerate(stages_up_to(limit) if limit >= STAGES[0] or max_seeds is not None else ()):
-        seeds = range(first_seed, first_seed + size)
-        if any(seed not in by_seed and seed not in without_pair for seed in seeds):
-            break
-        values = [by_seed[seed] for seed in seeds if seed not in without_pair]
-        look = _look(values, size, stage_level(k, cases, alpha))
-        looks.append(look)
-        if look.interval is not None:
-            common = look.interval if interval is None else _intersect(interval, look.interval)
-            interval, conflict = common or interval, conflict or common is None
-    last = looks[-1] if looks else Look(0, 0, math.nan, None, math.nan)
-    verdict: Verdict = "undecided" if interval is None else _verdict(interval, margin)
-    return Decision(
-        verdict,
-        last.seeds,
-        last.pairs,
-        last.mean,
-        interval,
-        tuple(looks),
-        margin,
-        cases,
-        alpha,
-        conflict,
-        _skewness(values),
-    )
+    values = {seed: float(value) for seed, value in by_seed.items() if seed not in diverged and not math.isnan(value)}
+    without_pair = frozenset({*diverged, *by_seed} - values.keys())
+    mean = fmean(values.values()) if values else math.nan
+    start = Verdict(
+        "undecided", 0, 0, mean, None, (), values, margin, cases, alpha, score=score, names=names,
+        without_pair=without_pair, first_seed=first_seed, max_seeds=max_seeds,
+    )  # fmt: skip
+    return decide_with(start, cases, 1 / cases)
+
+
+def decide_with(verdict: Verdict, cases: int, share: float) -> Verdict:
+    """Decide anew in a family of ``cases``, and the sign at another share of alpha than ``1 / cases``."""
+    values, margin, first = verdict.differences, verdict.margin, verdict.first_seed
+    known = values.keys() | verdict.without_pair
+    complete = [n for n in looks_up_to(verdict.max_seeds) if known >= set(range(first, first + n))]
+    samples = [[values[seed] for seed in range(first, first + n) if seed in values] for n in complete]
+    looks = _looks(complete, samples, verdict.alpha / cases)
+    interval, conflict = _in_force(looks)
+    within = interval is not None and -margin < interval.low and interval.high < margin
+    if share != 1 / cases:
+        looks = _looks(complete, samples, verdict.alpha * share)
+        interval, conflict = _in_force(looks)
+    outcome: Outcome = "equivalent" if within else "undecided"
+    if interval is not None and not interval.holds(0):
+        if interval.low > 0:
+            outcome = "higher, within the margin" if within else "higher"
+        else:
+            outcome = "lower, within the margin" if within else "lower"
+    last = looks[-1] if looks else Look(0, 0, verdict.mean, None)
+    return replace(
+        verdict, outcome=outcome, seeds=last.seeds, pairs=last.pairs, mean=last.mean, interval=interval, looks=looks,
+        cases=cases, share=share, conflict=conflict,
+    )  # fmt: skip
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def decide_family(
+    verdicts: Mapping[Key, Verdict],
+    *,
+    size: int | None = None,
+    correction: Literal["holm", "benjamini-hochberg"] = "holm",
+) -> dict[Key, Verdict]:
+    """Decide comparisons together, as a family with one error rate.
+
+    Holm's procedure: with r signs decided, the other signs are decided at ``alpha / (size - r)``. With the procedure of
+    Benjamini and Hochberg, for exploratory families, signs are decided at ``alpha * r / size`` for the largest r with
+    which r are decided: alpha then bounds the expected share of wrong signs among those decided.
+
+    Args:
+        verdicts: The comparisons, each decided alone, by a name of yours.
+        size: Number of comparisons of the family, if more than these belong to it.
+        correction: The procedure.
+
+    Example:
+        >>> clear, close = (decide_differences([mean + (-1) ** i for i in range(16)]) for mean in (3.0, 0.87))
+        >>> [one.outcome for one in decide_family({"clear": clear, "close": close}).values()]
+        ['higher', 'higher']
+        >>> [one.outcome for one in decide_family({"close": close}, size=2).values()]
+        ['undecided']
+    """
+    size = size or max(1, len(verdicts))
+
+    def decided(share: float) -> dict[Key, Verdict]:
+        return {name: decide_with(one, size, share) for name, one in verdicts.items()}
+
+    def signs(family: Mapping[Key, Verdict]) -> int:
+        return sum(one.outcome.startswith(("higher", "lower")) for one in family.values())
+
+    if correction == "benjamini-hochberg":
+        count = next((r for r in range(len(verdicts), 1, -1) if signs(decided(r / size)) >= r), 1)
+        return decided(count / size)
+    family, count = decided(1 / size), 0
+    while count < (count := signs(family)) < size:
+        family = decided(1 / (size - count))
+    return family
+
+
+def with_chance(scores: Mapping[int, float], diverged: Collection[int], chance: float) -> dict[int, float]:
+    """Scores by seed in which a diverged seed counts as chance accuracy, for a line on how sensitive a verdict is.
+
+    Example:
+        >>> with_chance({100: 71.5}, [101], chance=20.0)
+        {100: 71.5, 101: 20.0}
+    """
+    return {**scores, **dict.fromkeys(diverged, chance)}
 
 
 def check_rule(*, cases: int = 1, margin: float = MARGIN, alpha: float = ALPHA, max_seeds: int = MAX_SEEDS) -> None:
@@ -283,34 +458,25 @@ def check_rule(*, cases: int = 1, margin: float = MARGIN, alpha: float = ALPHA, 
         Traceback (most recent call last):
         contnorm.errors.UserError: margin=-1: use a number of points above 0.
     """
-    if not (_is_real(margin) and 0 < margin < math.inf):
+    if not (isinstance(margin, Real) and 0 < margin < math.inf):
         raise UserError(f"margin={margin!r}: use a number of points above 0.")
     if not (isinstance(cases, Integral) and 1 <= cases <= MOST_CASES):
         raise UserError(f"cases={cases!r}: use a whole number from 1 to {MOST_CASES:,}.")
-    if not (_is_real(alpha) and 0 < alpha < 1):
+    if not (isinstance(alpha, Real) and 0 < alpha < 1):
         raise UserError(f"alpha={alpha!r}: use a number between 0 and 1.")
     if not isinstance(max_seeds, Integral):
-        raise UserError(f"max_seeds={max_seeds!r}: use a whole number, {STAGES[0]} or more.")
-    stages_up_to(max_seeds)
+        raise UserError(f"max_seeds={max_seeds!r}: use a whole number, {LOOKS[0]} or more.")
+    looks_up_to(max_seeds)
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real)
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What the last allowed stage can show.
+class Reach(NamedTuple):
+    """What the last allowed look can show of an equivalence.
 
     Attributes:
-        seeds: Number of seeds of that stage.
+        seeds: Number of seeds of that look.
         half_width: Half the width of its interval, in points.
         margin: The margin.
         probability: Probability that this interval lies within the margin, if the true difference is 0.
-
-    Example:
-        >>> reachable(3.0, max_seeds=32).is_reachable
-        False
     """
 
     seeds: int
@@ -319,40 +485,35 @@ class Reach:
     probability: float
 
     @property
-    def is_reachable(self) -> bool:
-        """Whether an equivalence can be shown: the interval around a difference of 0 lies within the margin."""
+    def is_possible(self) -> bool:
+        """Whether the interval around a difference of 0 lies within the margin."""
         return self.half_width <= self.margin
 
     def __str__(self) -> str:
-        can = "can be shown" if self.is_reachable else "is not to be expected"
+        can = "can be shown" if self.is_possible else "is not to be expected"
         return (
             f"with {self.seeds} seeds the interval is the mean +- {self.half_width:.2f} points, so equivalence within "
             f"{self.margin:g} {can} (probability {self.probability:.2f} if there is no difference)"
         )
 
 
-def reachable(
+def reach(
     std: float, margin: float = MARGIN, cases: int = 1, max_seeds: int = MAX_SEEDS, alpha: float = ALPHA
 ) -> Reach:
-    """Return the half width of the interval of the last allowed stage, and whether it fits in the margin.
+    """Return the half width of the interval of the last allowed look, and whether it fits in the margin.
 
     Args:
         std: Standard deviation of the paired differences, such as that of recorded runs.
-        margin: The margin.
-        cases: Number of comparisons among which alpha is divided.
-        max_seeds: Largest number of seeds allowed.
-        alpha: Probability of any wrong verdict in all these comparisons.
+        margin, cases, max_seeds, alpha: As in `decide_differences`.
 
     Example:
-        >>> reach = reachable(2.0)
-        >>> reach.seeds, round(reach.half_width, 2), reach.is_reachable, round(reach.probability, 2)
+        >>> last = reach(2.0)
+        >>> last.seeds, round(last.half_width, 2), last.is_possible, round(last.probability, 2)
         (128, 0.43, True, 1.0)
-        >>> reachable(2.0, max_seeds=16).is_reachable
-        False
     """
     check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
-    stages = stages_up_to(max_seeds)
-    seeds, level = stages[-1], stage_level(len(stages) - 1, cases, alpha)
+    looks = looks_up_to(max_seeds)
+    seeds, level = looks[-1], 1 - nominal_levels(looks, alpha / cases)[-1]
     half = t_quantile(seeds - 1, level) * std / math.sqrt(seeds)
     return Reach(seeds, half, margin, equivalence_probability(margin / std, seeds, level) if std else 1.0)
 
@@ -360,74 +521,56 @@ def reachable(
 def seeds_for_difference(
     std: float, difference: float, cases: int = 1, power: float = POWER, alpha: float = ALPHA
 ) -> int | None:
-    """Smallest stage whose interval excludes zero with a given probability, if the true difference is given.
+    """Number of seeds of the first look whose interval excludes zero with a given probability.
 
-    The probability is that of this stage alone, so that of all looks together is a little higher.
+    The probability is that of this look alone, so that of all looks together is a little higher.
 
     Args:
         std: Standard deviation of the paired differences.
         difference: True mean difference, in the same unit.
-        cases: Number of comparisons among which alpha is divided.
+        cases: Number of comparisons of the family.
         power: The probability.
-        alpha: Probability of any wrong verdict in all these comparisons.
+        alpha: Error rate of the family.
 
     Returns:
-        The number of seeds of the stage; None if the difference is 0, or smaller than millions of seeds can show.
+        The number of seeds of the look; None if no look has the probability.
 
     Example:
-        >>> seeds_for_difference(1.0, 1.0), seeds_for_difference(1.0, 1.0, cases=20), seeds_for_difference(1.0, 0.25)
-        (32, 32, 512)
+        >>> seeds_for_difference(1.0, 1.0), seeds_for_difference(1.0, 1.0, cases=20), seeds_for_difference(1.0, 0.2)
+        (24, 32, None)
     """
     check_rule(cases=cases, alpha=alpha)
     if not (difference and math.isfinite(difference) and math.isfinite(std)):
         return None
-    for k in range(_LAST_STAGE):
-        level = stage_level(k, cases, alpha)
-        if not std or t_test_power(abs(difference) / std, stage_seeds(k), level=level) >= power:
-            return stage_seeds(k)
+    for seeds, level in zip(LOOKS, nominal_levels(LOOKS, alpha / cases), strict=True):
+        if not std or t_test_power(abs(difference) / std, seeds, level=1 - level) >= power:
+            return seeds
     return None
 
 
-def _look(values: list[float], seeds: int, level: float) -> Look:
-    mean = fmean(values) if values else math.nan
-    return Look(seeds, len(values), mean, t_interval(values, level) if values else None, level)
+def _looks(sizes: Sequence[int], samples: Sequence[Sequence[float]], alpha: float) -> tuple[Look, ...]:
+    """The looks; one that has no more pairs than the look before, as all new seeds diverged, has no interval."""
+    counts = [len(sample) for sample in samples]
+    informative = [count > max([1, *counts[:k]]) for k, count in enumerate(counts)]
+    levels = iter(nominal_levels(tuple(count for count, use in zip(counts, informative, strict=True) if use), alpha))
+    looks = []
+    for seeds, sample, use in zip(sizes, samples, informative, strict=True):
+        level = 1 - next(levels) if use else math.nan
+        interval = t_interval(sample, level) if use else None
+        looks.append(Look(seeds, len(sample), fmean(sample) if sample else math.nan, interval))
+    return tuple(looks)
 
 
-def _skewness(values: list[float]) -> float:
-    """Third central moment over the standard deviation cubed; NaN if all values are equal."""
-    if not values:
-        return math.nan
-    mean = fmean(values)
-    std = math.sqrt(fmean((value - mean) ** 2 for value in values))
-    return fmean(((value - mean) / std) ** 3 for value in values) if std > 0 else math.nan
-
-
-def _intersect(a: Interval, b: Interval) -> Interval | None:
-    low, high = max(a.low, b.low), min(a.high, b.high)
-    return Interval(low, high) if low <= high else None
-
-
-def _is_within(interval: Interval, margin: float) -> bool:
-    return -margin < interval.low and interval.high < margin
-
-
-def _verdict(interval: Interval, margin: float) -> Verdict:
-    within = _is_within(interval, margin)
-    if interval.low > 0:
-        return "higher, within the margin" if within else "higher"
-    if interval.high < 0:
-        return "lower, within the margin" if within else "lower"
-    return "equivalent" if within else "undecided"
-
-
-def _seeds_text(decision: Decision) -> str:
-    if not decision.looks:
-        return f"0 seeds, a stage needs {STAGES[0]}"
-    parts = [f"{decision.seeds} seeds"]
-    if decision.diverged:
-        parts.append(f"{decision.diverged} of them diverged")
-    if abs(decision.skewness) > SKEWED:
-        parts.append(f"skewed differences ({decision.skewness:+.1f})")
-    if decision.conflict:
-        parts.append("the intervals of two stages do not overlap")
-    return ", ".join(parts)
+def _in_force(looks: Sequence[Look]) -> tuple[Interval | None, bool]:
+    """Intersection of the intervals, and whether one of them did not overlap the earlier ones and is left out."""
+    interval, conflict = None, False
+    for look in looks:
+        if look.interval is not None:
+            low, high = (
+                look.interval
+                if interval is None
+                else (max(interval.low, look.interval.low), min(interval.high, look.interval.high))
+            )
+            conflict = conflict or low > high
+            interval = Interval(low, high) if low <= high else interval
+    return interval, conflict

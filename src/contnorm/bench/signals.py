@@ -53,6 +53,9 @@ class StopSignals:
     the context follows the one that the main thread has open, if there is one. A program that calls `bench.run` in
     other threads opens it in its main thread, around their work.
 
+    Args:
+        announce: Whether to acknowledge signals on stderr; not in worker processes, whose parent does.
+
     Attributes:
         received: The numbers of the signals received so far.
         immediate: The number of open `raise_on_stop` contexts.
@@ -64,7 +67,8 @@ class StopSignals:
         (True, True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, announce: bool = True) -> None:
+        self.announce = announce
         self.received: list[int] = []
         self.immediate = 0
         self._handlers: dict[signal.Signals, Any] = {}
@@ -121,7 +125,7 @@ class StopSignals:
                     continue
                 count += 1
                 if count == 1:
-                    _write_to_stderr(ACKNOWLEDGED)
+                    _write_to_stderr(ACKNOWLEDGED if self.announce else "")
                 elif not self._closed.wait(GRACE):
                     _end_at_once(number)
 

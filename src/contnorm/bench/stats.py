@@ -1,4 +1,8 @@
-"""95 % confidence intervals, and paired and unpaired comparisons of scores over seeds. Needs no torch."""
+"""Confidence intervals of scores over seeds, and the power of t tests. Needs no torch.
+
+The intervals here are those of one comparison that is looked at once. Which sign a comparison has is decided by
+`contnorm.bench.sequential`, which allows several looks and several comparisons.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +11,35 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.records import spread_over_seeds
+from contnorm.errors import UserError
 
 __all__ = [
     "Interval",
     "PairedDifference",
-    "bootstrap_difference",
-    "bootstrap_interval",
-    "cohens_d",
-    "effect_size",
+    "Ratio",
+    "Spread",
     "equivalence_probability",
     "paired_difference",
-    "paired_p_value",
-    "seeds_for_effect",
-    "std_interval",
+    "spread_ratio",
     "summarize_differences",
     "t_interval",
     "t_quantile",
     "t_test_power",
     "variance_ratio_interval",
     "welch_interval",
-    "welch_p_value",
 ]
 
 LEVEL = 0.95
 POWER = 0.8
 RESAMPLES = 10_000
-MOST_SEEDS = 1_000_000  # limit of `seeds_for_effect`
+FEWEST_SEEDS = 8  # for a bootstrap of the spread
+_EXTREME_SHARE = 0.05  # of the seeds that are extreme at either end
+
+_Values: TypeAlias = "NDArray[np.float64]"
 
 
 class Interval(NamedTuple):
@@ -50,6 +52,7 @@ class Interval(NamedTuple):
         return f"{self.low:+.2f} to {self.high:+.2f}"
 
     def holds(self, value: float) -> bool:
+        """Whether a value lies in the interval."""
         return self.low <= value <= self.high
 
 
@@ -87,52 +90,6 @@ def welch_interval(values: Sequence[float], mean: float, std: float, runs: int) 
     return Interval(difference - half, difference + half)
 
 
-def bootstrap_interval(values: Sequence[float], seed: int = 0) -> Interval | None:
-    """Bootstrap interval of the mean (percentile method), with a fixed seed.
-
-    With few values it is narrower than Student's t interval, and too narrow.
-
-    Example:
-        >>> bootstrap_interval([2.0, 2.0, 2.0]), bootstrap_interval([1.0])
-        (Interval(low=2.0, high=2.0), None)
-    """
-    return _bootstrap((values,), np.mean, seed)
-
-
-def bootstrap_difference(values: Sequence[float], others: Sequence[float], seed: int = 0) -> Interval | None:
-    """Bootstrap interval of the mean of ``values`` minus that of ``others``; both are resampled independently.
-
-    Example:
-        >>> bootstrap_difference([3.0, 3.0], [1.0, 1.0]), bootstrap_difference([3.0, 3.0], [1.0])
-        (Interval(low=2.0, high=2.0), None)
-    """
-    return _bootstrap((values, others), _mean_difference, seed)
-
-
-def effect_size(differences: Sequence[float]) -> float:
-    """Mean of paired differences over their standard deviation; NaN for a single one or if all are equal.
-
-    Example:
-        >>> effect_size([1.0, 2.0, 3.0])
-        2.0
-    """
-    mean, std = spread_over_seeds(list(differences))
-    return mean / std if std > 0 else float("nan")
-
-
-def cohens_d(values: Sequence[float], others: Sequence[float]) -> float:
-    """Difference of two means over the pooled standard deviation (Cohen's d); NaN if that is 0 or undefined.
-
-    Example:
-        >>> cohens_d([2.0, 3.0, 4.0], [1.0, 2.0, 3.0])
-        1.0
-    """
-    (mean, a), (other, b) = spread_over_seeds(list(values)), spread_over_seeds(list(others))
-    n, m = len(values) - 1, len(others) - 1
-    pooled = (n * a**2 + m * b**2) / (n + m) if n and m else math.nan
-    return (mean - other) / math.sqrt(pooled) if pooled > 0 else math.nan
-
-
 def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) -> Interval | None:
     """F interval of the variance of ``values`` over that of ``others``; None if either variance is undefined.
 
@@ -149,92 +106,57 @@ def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) ->
     return Interval(float(ratio / high), float(ratio / low))
 
 
-def std_interval(values: Sequence[float]) -> Interval | None:
-    """Chi-squared interval of the standard deviation of normally distributed values; None if it is undefined.
+@dataclass(frozen=True)
+class PairedDifference:
+    """Differences on shared seeds.
+
+    Attributes:
+        differences: One per seed.
+        mean: Mean of the differences.
+        t: Student's 95 % interval of the mean; None for one seed.
+    """
+
+    differences: tuple[float, ...]
+    mean: float
+    t: Interval | None
+
+
+def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> PairedDifference | None:
+    """Compare ``values`` minus ``others`` on their shared seeds; None if they share none.
 
     Example:
-        >>> interval = std_interval([1.0, 2.0, 3.0, 4.0, 5.0])
-        >>> interval and (round(interval.low, 2), round(interval.high, 2))
-        (0.95, 4.54)
+        >>> pair = paired_difference({0: 3.0, 1: 5.0, 2: 9.0}, {0: 1.0, 1: 2.0})
+        >>> pair and (pair.differences, pair.mean)
+        ((2.0, 3.0), 2.5)
     """
-    _, std = spread_over_seeds(list(values))
-    if math.isnan(std):
-        return None
-    degrees_of_freedom = len(values) - 1
-    quantiles = _scipy_stats().chi2.ppf([(1 + LEVEL) / 2, (1 - LEVEL) / 2], degrees_of_freedom)
-    low, high = (std * math.sqrt(degrees_of_freedom / float(quantile)) for quantile in quantiles)
-    return Interval(low, high)
+    seeds = sorted(values.keys() & others.keys())
+    return summarize_differences([values[seed] - others[seed] for seed in seeds]) if seeds else None
 
 
-def paired_p_value(differences: Sequence[float]) -> float:
-    """p value of a two-sided paired t test; NaN for fewer than two differences or if all are equal.
+def summarize_differences(differences: Sequence[float]) -> PairedDifference:
+    """Mean and 95 % interval of differences.
 
     Example:
-        >>> round(paired_p_value([1.0, 2.0, 3.0]), 4)
-        0.0742
+        >>> str(summarize_differences([1.0, 2.0, 3.0]).t)
+        '-0.48 to +4.48'
     """
-    effect = effect_size(differences)
-    if math.isnan(effect):
-        return math.nan
-    count = len(differences)
-    return float(2 * _scipy_stats().t.sf(abs(effect) * math.sqrt(count), count - 1))
+    return PairedDifference(tuple(differences), math.fsum(differences) / len(differences), t_interval(differences))
 
 
-def welch_p_value(values: Sequence[float], others: Sequence[float]) -> float:
-    """p value of Welch's two-sided t test; NaN where `welch_interval` is None.
-
-    Example:
-        >>> round(welch_p_value([3.0, 4.0, 5.0], [1.0, 2.0, 3.0]), 4)
-        0.0705
-    """
-    mean, std = spread_over_seeds(list(others))
-    if welch_interval(values, mean, std, len(others)) is None:
-        return math.nan
-    return float(_scipy_stats().ttest_ind(values, others, equal_var=False).pvalue)
-
-
-def seeds_for_effect(effect: float, samples: int = 1, *, power: float = POWER, level: float = LEVEL) -> int | None:
-    """Smallest number of seeds with which a t test, by default at 5 %, detects an effect with a power of 80 %.
-
-    It is computed from the noncentral t distribution, and assumes normally distributed differences and that the effect
-    is the true one. The result is at most `MOST_SEEDS`.
+def t_test_power(effect: float, seeds: int, level: float = LEVEL) -> float:
+    """Probability that a two-sided t test of paired seeds rejects zero, in the direction of the effect.
 
     Args:
-        effect: Mean over standard deviation: of paired differences, or with two samples of the difference of means
-            over the pooled standard deviation (Cohen's d).
-        samples: 1 for paired seeds, 2 for two experiments without common seeds; the number is of each.
-        power: Probability of detection.
+        effect: True mean difference over the standard deviation of the differences.
+        seeds: Number of pairs.
         level: Confidence level: 1 minus the size of the test.
-
-    Returns:
-        The number, or None if the effect is 0 or not finite.
-
-    Example:
-        >>> seeds_for_effect(0.5), seeds_for_effect(0.5, samples=2), seeds_for_effect(0.0)
-        (34, 64, None)
-    """
-    size = abs(effect)
-    if not 0 < size < math.inf:  # also False for NaN
-        return None
-    low, high = 1, 2
-    while high < MOST_SEEDS and t_test_power(size, high, samples, level) < power:
-        low, high = high, min(2 * high, MOST_SEEDS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if t_test_power(size, middle, samples, level) < power else (low, middle)
-    return high
-
-
-def t_test_power(effect: float, seeds: int, samples: int = 1, level: float = LEVEL) -> float:
-    """Probability that a two-sided t test rejects zero, in the direction of the effect.
 
     Example:
         >>> round(t_test_power(0.5, 34), 2), round(t_test_power(0.5, 34, level=0.99), 2)
         (0.81, 0.58)
     """
-    degrees_of_freedom = samples * (seeds - 1)
-    critical = t_quantile(degrees_of_freedom, level)
-    return float(_scipy_stats().nct.sf(critical, degrees_of_freedom, effect * math.sqrt(seeds / samples)))
+    critical = t_quantile(seeds - 1, level)
+    return float(_scipy_stats().nct.sf(critical, seeds - 1, effect * math.sqrt(seeds)))
 
 
 def equivalence_probability(margin: float, seeds: int, level: float = LEVEL) -> float:
@@ -256,69 +178,6 @@ def equivalence_probability(margin: float, seeds: int, level: float = LEVEL) -> 
     return float(np.mean(2 * stats.norm.cdf(room) - 1))
 
 
-@dataclass(frozen=True)
-class PairedDifference:
-    """Differences on shared seeds.
-
-    Attributes:
-        differences: One per seed.
-        mean: Mean of the differences.
-        t: Student's t interval of the mean; None for one seed.
-        bootstrap: Bootstrap interval of the mean; None for one seed.
-        effect: Mean over standard deviation; NaN for one seed or if all differences are equal.
-    """
-
-    differences: tuple[float, ...]
-    mean: float
-    t: Interval | None
-    bootstrap: Interval | None
-    effect: float
-
-
-def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> PairedDifference | None:
-    """Compare ``values`` minus ``others`` on their shared seeds; None if they share none.
-
-    Example:
-        >>> pair = paired_difference({0: 3.0, 1: 5.0, 2: 9.0}, {0: 1.0, 1: 2.0})
-        >>> pair and (pair.differences, pair.mean)
-        ((2.0, 3.0), 2.5)
-    """
-    seeds = sorted(values.keys() & others.keys())
-    return summarize_differences([values[seed] - others[seed] for seed in seeds]) if seeds else None
-
-
-def summarize_differences(differences: Sequence[float]) -> PairedDifference:
-    """Mean, intervals and effect size of differences.
-
-    Example:
-        >>> str(summarize_differences([1.0, 2.0, 3.0]).t)
-        '-0.48 to +4.48'
-    """
-    return PairedDifference(
-        tuple(differences),
-        fmean(differences),
-        t_interval(differences),
-        bootstrap_interval(differences),
-        effect_size(differences),
-    )
-
-
-def _bootstrap(samples: tuple[Sequence[float], ...], statistic: Callable[..., Any], seed: int) -> Interval | None:
-    """Percentile interval of a statistic; None if a sample has fewer than two values or one is NaN."""
-    if min(map(len, samples)) < 2 or any(math.isnan(value) for sample in samples for value in sample):
-        return None
-    generator = np.random.default_rng(seed)
-    result = _scipy_stats().bootstrap(
-        samples, statistic, n_resamples=RESAMPLES, confidence_level=LEVEL, method="percentile", rng=generator
-    )
-    return Interval(float(result.confidence_interval.low), float(result.confidence_interval.high))
-
-
-def _mean_difference(values: NDArray[np.float64], others: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    difference: NDArray[np.float64] = values.mean(axis=axis) - others.mean(axis=axis)
-    return difference
-
-
 @lru_cache(maxsize=4096)
 def t_quantile(degrees_of_freedom: float, level: float = LEVEL) -> float:
     """Half width of a two-sided Student's t interval, in standard errors.
@@ -327,7 +186,127 @@ def t_quantile(degrees_of_freedom: float, level: float = LEVEL) -> float:
         >>> round(t_quantile(4), 3), round(t_quantile(4, 0.99), 3)
         (2.776, 4.604)
     """
-    return float(_scipy_stats().t.ppf((1 + level) / 2, degrees_of_freedom))
+    return float(_scipy_stats().t.isf((1 - level) / 2, degrees_of_freedom))
+
+
+class Ratio(NamedTuple):
+    """A ratio of two spreads, and its bootstrap interval."""
+
+    value: float
+    interval: Interval
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.interval.low:.2f} to {self.interval.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Spread of a score over seeds of experiment a, divided by that of b, on the seeds that both have.
+
+    Two measures of spread are compared. The variance is the usual one, but a few extreme seeds determine it. The mean
+    absolute deviation from the median is less sensitive to the tails, and its bootstrap interval misses the true ratio
+    less often. Both are also shown without the lowest and the highest seeds of each experiment.
+    docs/concepts/deciding.md has simulated rates.
+
+    Attributes:
+        seeds: Number of shared seeds.
+        extremes: Number of seeds at either end that are left out in the ratios without extreme seeds.
+        variance: Ratio of the sample variances.
+        deviation: Ratio of the mean absolute deviations from the median.
+        variance_without_extremes, deviation_without_extremes: The same, without the lowest and the highest scores of a
+            and those of b.
+
+    Example:
+        >>> narrow = {seed: 60 + (seed % 7) / 10 for seed in range(40)}
+        >>> wide = {seed: 60 + 5 * ((3 * seed) % 7) / 10 for seed in range(40)}
+        >>> spread = spread_ratio(wide, narrow)
+        >>> spread.outcome, spread.extremes, round(spread.variance.value)
+        ('larger', 2, 26)
+    """
+
+    seeds: int
+    extremes: int
+    variance: Ratio
+    deviation: Ratio
+    variance_without_extremes: Ratio
+    deviation_without_extremes: Ratio
+
+    @property
+    def outcome(self) -> Literal["larger", "smaller", "undecided"]:
+        """Whether a has the larger spread: both intervals of the mean absolute deviations lie on one side of 1."""
+        intervals = (self.deviation.interval, self.deviation_without_extremes.interval)
+        if all(interval.low > 1 for interval in intervals):
+            return "larger"
+        return "smaller" if all(interval.high < 1 for interval in intervals) else "undecided"
+
+    def __str__(self) -> str:
+        return (
+            f"ratio of mean absolute deviations {self.deviation}, without the {self.extremes} lowest and highest seeds "
+            f"of each {self.deviation_without_extremes}; variance ratio {self.variance}, without these seeds "
+            f"{self.variance_without_extremes}; bootstrap intervals, {self.seeds} seeds"
+        )
+
+
+def spread_ratio(
+    a: Mapping[int, float], b: Mapping[int, float], *, level: float = LEVEL, resamples: int = RESAMPLES
+) -> Spread:
+    """Compare the spread of two sets of scores on their shared seeds.
+
+    Seeds are resampled as pairs, with fixed random numbers, and the intervals are percentiles of the ratios. Extreme
+    seeds are 5 % at either end, and at least one.
+
+    Args:
+        a, b: Scores by seed.
+        level: Confidence level of the intervals.
+        resamples: Number of bootstrap samples.
+
+    Raises:
+        UserError: If there are fewer than 8 shared seeds, or if all scores of an experiment are equal.
+
+    Example:
+        >>> scores = {seed: float(seed % 5) for seed in range(20)}
+        >>> spread_ratio(scores, scores).variance
+        Ratio(value=1.0, interval=Interval(low=1.0, high=1.0))
+    """
+    seeds = sorted(a.keys() & b.keys())
+    if len(seeds) < FEWEST_SEEDS:
+        raise UserError(f"the spread over seeds needs {FEWEST_SEEDS} shared seeds or more, got {len(seeds)}.")
+    extremes = max(1, round(_EXTREME_SHARE * len(seeds)))
+    whole = [np.array([scores[seed] for seed in seeds], dtype=np.float64) for scores in (a, b)]
+    middle = [values.copy() for values in whole]
+    for values in middle:
+        order = np.argsort(values, kind="stable")
+        values[[*order[:extremes], *order[-extremes:]]] = math.nan  # so that every seed keeps its place
+    if not all(np.nanmax(values) > np.nanmin(values) for values in (*whole, *middle)):
+        raise UserError("all scores of an experiment are equal, so its spread can't be compared.")
+    samples = np.random.default_rng(0).integers(0, len(seeds), (resamples, len(seeds)))
+
+    def ratio(pair: Sequence[_Values], scale: Callable[[_Values], _Values]) -> Ratio:
+        with np.errstate(divide="ignore", invalid="ignore"):  # a resample may have one value only
+            ratios = scale(pair[0][samples]) / scale(pair[1][samples])
+        low, high = np.nanquantile(ratios, [(1 - level) / 2, (1 + level) / 2])
+        return Ratio(float(scale(pair[0]) / scale(pair[1])), Interval(float(low), float(high)))
+
+    ratios = [ratio(pair, scale) for pair in (whole, middle) for scale in (_variance, _deviation)]
+    return Spread(len(seeds), extremes, *ratios)
+
+
+def _variance(values: _Values) -> _Values:
+    """Sample variance over the last dimension, without NaN."""
+    count = np.count_nonzero(~np.isnan(values), axis=-1)
+    centered = values - (np.nansum(values, axis=-1) / np.maximum(count, 1))[..., None]
+    variance: _Values = np.nansum(centered**2, axis=-1) / (count - 1)
+    return variance
+
+
+def _deviation(values: _Values) -> _Values:
+    """Mean absolute deviation from the median over the last dimension, without NaN."""
+    ordered = np.sort(values, axis=-1)  # NaN at the end; faster than nanmedian
+    count = np.maximum(np.count_nonzero(~np.isnan(values), axis=-1), 1)
+    low, high = ((count - 1) // 2)[..., None], (count // 2)[..., None]
+    median = (np.take_along_axis(ordered, low, -1) + np.take_along_axis(ordered, high, -1)) / 2
+    deviation: _Values = np.nansum(np.abs(values - median), axis=-1) / count
+    return deviation
 
 
 def _scipy_stats() -> Any:

@@ -1,37 +1,24 @@
 """Unfinished runs under a folder: their settings, their progress, and whether a process executes them. Needs no torch.
 
-An unfinished run is a folder ``<hash>/<seed>.unfinished`` with a note of its settings, checkpoints, and a lock while it
-is executed. `contnorm.bench.engine.run_dir` writes it and reads it to resume the run.
+An unfinished run is a folder ``<hash>/<seed>.unfinished`` with a note of its settings, a checkpoint, and a lock while
+it is executed. `contnorm.bench.engine.checkpoint` writes it. It is removed when the run is recorded.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.files import parse_json
-from contnorm.bench.record import is_hash
 from contnorm.errors import UserError
 
-__all__ = [
-    "CHECKPOINTS",
-    "ENDING",
-    "LOCK",
-    "NOTE",
-    "UnfinishedRun",
-    "is_unfinished",
-    "read_unfinished",
-    "unfinished_runs",
-]
+__all__ = ["CHECKPOINT", "ENDING", "LOCK", "NOTE", "UnfinishedRun", "is_locked", "read_progress", "unfinished_runs"]
 
 ENDING = ".unfinished"
-NOTE, CHECKPOINTS, LOCK = "run.json", "checkpoints", "lock"  # names inside the folder
-_FOLDER = re.compile(rf"[0-9]+{re.escape(ENDING)}")
-_STEP = re.compile(r"[0-9]{1,18}\.json")
-_LONGEST_NOTE = 2**20  # bytes
+NOTE, CHECKPOINT, LOCK = "run.json", "checkpoint.safetensors", "lock"  # names inside the folder
 
 
 @dataclass(frozen=True)
@@ -41,14 +28,16 @@ class UnfinishedRun:
     Attributes:
         folder: Its folder.
         config: Its settings; None if its note is missing or invalid.
-        step: Step of the newest checkpoint; 0 if there is none. The checkpoint is not read.
+        step: Step of its checkpoint; 0 if there is none.
         running: Whether a process executes it now.
+        note: The content of its note.
     """
 
     folder: Path
     config: RunConfig | None
     step: int
     running: bool
+    note: Mapping[str, Any]
 
     @property
     def hash(self) -> str:
@@ -67,63 +56,54 @@ class UnfinishedRun:
 
 
 def unfinished_runs(root: Path) -> list[UnfinishedRun]:
-    """Unfinished runs in the run folders directly under a folder, or in the folder of one run.
-
-    Runs that are recorded, and folders without settings and checkpoints, are not listed.
+    """Return the unfinished runs of a folder of runs, of one experiment in it, or the one in its own folder.
 
     Example:
         >>> unfinished_runs(Path("no such folder"))
         []
     """
-    runs = (read_unfinished(folder) for folder in _unfinished_folders(root))
+    root = Path(root)
+    name = root.resolve().name
+    folders = [root] if name.endswith(ENDING) else sorted([*root.glob(f"*{ENDING}"), *root.glob(f"*/*{ENDING}")])
+    runs = []
+    for folder in folders:
+        if folder.with_suffix(".json").is_file() or not folder.stem.isdecimal():
+            continue
+        try:
+            note = json.loads((folder / NOTE).read_bytes())
+            config = from_dict(note["config"])
+        except (OSError, ValueError, LookupError, TypeError, UserError):
+            note, config = {}, None
+        runs.append(UnfinishedRun(folder, config, _step(folder / CHECKPOINT), is_locked(folder), note))
     return [run for run in runs if run.config is not None or run.step]
 
 
-def _unfinished_folders(root: Path) -> Iterator[Path]:
-    pattern = f"*{ENDING}" if is_hash(root.name) else f"*/*{ENDING}"
-    try:
-        folders = sorted(root.glob(pattern))
-    except OSError:
-        return
-    for folder in folders:
-        if is_unfinished(folder) and not folder.with_suffix(".json").is_file():
-            yield folder
-
-
-def is_unfinished(folder: Path) -> bool:
-    """Whether a path is the folder of an unfinished run, by its name and that of its parent; not a symbolic link."""
-    named = _FOLDER.fullmatch(folder.name) is not None and is_hash(folder.parent.name)
-    return named and folder.is_dir() and not folder.is_symlink()
-
-
-def read_unfinished(folder: Path) -> UnfinishedRun:
-    """Read the note of an unfinished run, the step of its newest checkpoint and whether it is locked."""
-    return UnfinishedRun(folder, _noted_settings(folder / NOTE), _latest_step(folder / CHECKPOINTS), _is_locked(folder))
-
-
-def _noted_settings(note: Path) -> RunConfig | None:
-    try:
-        if not note.is_file() or note.stat().st_size > _LONGEST_NOTE:
-            return None
-        return from_dict(parse_json(note.read_bytes())["config"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, UserError):
-        return None
-
-
-def _latest_step(checkpoints: Path) -> int:
-    if checkpoints.is_symlink():
-        return 0
-    try:
-        steps = [int(path.stem) for path in checkpoints.glob("*.json") if _STEP.fullmatch(path.name)]
-    except OSError:
-        return 0
-    return max(steps, default=0)
-
-
-def _is_locked(folder: Path) -> bool:
-    from contnorm.bench.engine.lock import RunLock
-
-    try:
-        return not RunLock(folder / LOCK).is_free()
-    except OSError:  # such as a lock file in a read-only folder, where no run is executed
+def is_locked(folder: Path) -> bool:
+    """Whether a process executes the run of a folder now."""
+    if not (folder / LOCK).exists():
         return False
+    from filelock import FileLock, Timeout  # commands that find no such run start without it
+
+    try:
+        with FileLock(folder / LOCK, timeout=0, thread_local=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # such as a read-only folder, where no run is executed
+        return False
+
+
+def read_progress(checkpoint: Path) -> dict[str, Any]:
+    """Return the progress in the header of a checkpoint: steps done, and what was measured by then."""
+    with checkpoint.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    progress: dict[str, Any] = json.loads(header["__metadata__"]["progress"])
+    return progress
+
+
+def _step(checkpoint: Path) -> int:
+    try:
+        return int(read_progress(checkpoint)["done"])
+    except (OSError, ValueError, LookupError):
+        return 0

@@ -30,7 +30,6 @@ __all__ = [
     "LogEvery",
     "MemoryMoments",
     "RunsFolder",
-    "TrustCode",
     "Where",
     "collection_paused",
     "console",
@@ -50,14 +49,6 @@ RunsFolder = Annotated[
     Path, typer.Option("--runs", help="Folder of records and checkpoints; to read, also an archive.")
 ]
 Lanes = Annotated[int | None, typer.Option(help="Number of parallel runs. Default: 8 on a GPU, one per core on a CPU.")]
-TrustCode = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--trust-code",
-        metavar="FILE",
-        help="Allow executing this Python file where settings or records name it; repeatable.",
-    ),
-]
 Where = Annotated[
     list[str] | None,
     typer.Option(

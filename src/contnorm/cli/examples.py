@@ -54,8 +54,8 @@ def example_lines(items: tuple[Example, ...]) -> list[str]:
     """Lines of a shell script with the examples, each below a comment that says what it does.
 
     Example:
-        >>> example_lines((Example("Show all runs.", "contnorm show"), Example("Time it.", "contnorm speed", "gpu")))
-        ['# Show all runs.', 'contnorm show', '# Time it. Needs a GPU.', 'contnorm speed']
+        >>> example_lines((Example("Show all runs.", "contnorm show"), Example("Run.", "contnorm run", "gpu")))
+        ['# Show all runs.', 'contnorm show', '# Run. Needs a GPU.', 'contnorm run']
     """
     return [line for item in items for line in (f"# {item.purpose}{_NEEDS[item.needs]}", item.command)]
 

@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from contnorm import bench
+from contnorm.bench.registries import Listing
 from contnorm.cli.common import DataRoot, console
 from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import safe_text
@@ -33,7 +34,7 @@ def ls(
     data_root: DataRoot = None,
 ) -> None:
     """List available norms, streams, strategies, memories, models, launchers and tables."""
-    tables = {name: bench.Listing(find_recipe(name).title, BUILT_IN) for name in recipe_names()}
+    tables = {name: Listing(find_recipe(name).title, BUILT_IN) for name in recipe_names()}
     registries = {**bench.available(data_root), "tables": tables}
     if what and what not in registries:
         raise unknown("listing", what, registries)
@@ -42,7 +43,7 @@ def ls(
             console.print(_table(name, rows), "")
 
 
-def _table(title: str, rows: dict[str, bench.Listing]) -> Table:
+def _table(title: str, rows: dict[str, Listing]) -> Table:
     table = Table("name", "from", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
     for name, row in rows.items():
         table.add_row(*map(safe_text, (name, row.origin, row.summary)))

@@ -17,9 +17,7 @@ from contnorm import bench
 from contnorm import paper as api
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
-from contnorm.bench.records import Store
 from contnorm.bench.sequential import MARGIN, MAX_SEEDS
-from contnorm.bench.user_code import check_files, only_trusted
 from contnorm.cli.common import (
     DEVICE_HELP,
     MAX_STEPS_HELP,
@@ -30,20 +28,17 @@ from contnorm.cli.common import (
     Lanes,
     MemoryMoments,
     RunsFolder,
-    TrustCode,
     console,
     importing_torch,
 )
 from contnorm.cli.examples import Example, examples
-from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
+from contnorm.cli.options import Address, Devices, LauncherName, LauncherSettings, find_launcher
 from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
 from contnorm.errors import UserError
 from contnorm.paper.data_table import compare_data
 from contnorm.paper.published import RUNS
-from contnorm.paper.recipe import Recipe
 from contnorm.paper.tables import MOST_NAMED, divergence_remarks
-from contnorm.report.cubes import draw_cubes
 
 if TYPE_CHECKING:
     from contnorm.paper import TableOptions, TableResult, TableVariant
@@ -55,7 +50,6 @@ LEAST_DATA_WIDTH = 24  # minimum width of the data column of `--list`
 
 @examples(
     Example("List the tables and figures, and the data that they need.", "contnorm paper --list"),
-    Example("Draw Figure 1, which needs no runs.", "contnorm paper figure1"),
     Example(
         "Reproduce the rows of CN in Table 2, on a GPU.", "contnorm paper table2 --only norm=cn --device cuda", "data"
     ),
@@ -91,7 +85,6 @@ def paper(
         list[str] | None,
         typer.Option("--set", help="Override a recipe setting as key=value; disables the verdicts. Repeatable."),
     ] = None,
-    trust_code: TrustCode = None,
     devices: Devices = None,
     launcher: LauncherName = None,
     address: Address = None,
@@ -109,7 +102,6 @@ def paper(
     ] = None,
 ) -> None:
     """Reproduce a table or figure of the paper: run what is missing, compare with the published numbers."""
-    trusted = check_files(trust_code or [])
     check_seeds(RUNS if seeds is None else seeds)
     if max_seeds is not None and not until_decided:
         raise UserError(f"--max-seeds {max_seeds}: is the limit of --until-decided. Add that option, or use --seeds.")
@@ -119,11 +111,10 @@ def paper(
             device, lanes, threads, False, allow_missing, where, devices, memory_moments=memory_moments
         )
     if list_ or not recipe:
-        with only_trusted(trusted):
-            show_recipes(RUNS if seeds is None else seeds, data_root, runs, console, recipe)
+        show_recipes(RUNS if seeds is None else seeds, data_root, runs, console, recipe)
         return
     request = api.TableOptions(
-        seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [], trusted,
+        seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [],
         until_decided, margin, MAX_SEEDS if max_seeds is None else max_seeds,
     )  # fmt: skip
     raise typer.Exit(run_recipe(recipe, request, console))
@@ -136,7 +127,8 @@ def run_recipe(name: str, options: TableOptions, console: Console) -> int:
         raise UserError(f"--until-decided: {recipe.name} has no runs. Leave the option out.")
     console.print(safe_text(f"{recipe.name}: {recipe.title}"), style="bold")
     if recipe.kind == "drawing":
-        return _draw(recipe, options.runs, console)
+        print_text("It is a drawing, and needs no runs: docs/figures/cubes-light.svg in the documentation.", console)
+        return 0
     if recipe.kind == "data":
         allow_missing = options.execution.allow_missing
         rows = compare_data(recipe.streams, options.data_root, allow_missing=allow_missing, console=console)
@@ -152,15 +144,6 @@ def run_recipe(name: str, options: TableOptions, console: Console) -> int:
         _show_result(error.result, options, console)
         raise
     _show_result(result, options, console)
-    return 0
-
-
-def _draw(recipe: Recipe, runs: Path, console: Console) -> int:
-    Store(runs).check_writable()
-    path = runs / f"{recipe.name}.svg"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draw_cubes(path)
-    console.print(safe_text(f"Figure written to {path}"), soft_wrap=True)
     return 0
 
 

@@ -135,17 +135,12 @@ def show_claims(results: Sequence[ClaimResult], console: Console, *, complete: b
 
 
 def _case_text(case: ClaimCase, evidence: Evidence) -> str:
-    mean, interval, bootstrap, effect = case_numbers(case)
-    outcome = case_outcome_text(case)
+    mean, interval = case_numbers(case)
+    first = f"{mean}, " if case.paired else ""
     if case.interval is None:
-        first = f"{mean}, " if case.paired else ""
-        return f"{first}{no_interval_reason(case)}: {outcome}"
-    if case.paired is None:
-        return f"{interval}, {case.seeds} seeds: {outcome}"
-    if evidence == "staged":
-        return f"{mean}, staged interval {interval}, {case.seeds} seeds: {outcome}"
-    effect_text = "" if effect == "-" else f", effect {effect}"
-    return f"{mean}, t {interval}, bootstrap {bootstrap}{effect_text}, {case.seeds} seeds: {outcome}"
+        return f"{first}{no_interval_reason(case)}: {case_outcome_text(case)}"
+    kind = "" if case.is_ratio else "interval " if evidence == "staged" else "95 % interval "
+    return f"{first}{kind}{interval}, {case.seeds} seeds: {case_outcome_text(case)}"
 
 
 def show_data_table(rows: Sequence[ComparedData], console: Console) -> None:

@@ -1,64 +1,45 @@
-"""The `run` and `resume` commands: runs with progress bars; Ctrl-C saves a checkpoint and stops."""
+"""The `run` and `resume` commands: runs with progress bars; Ctrl-C saves a checkpoint and stops.
+
+Settings with several values are a sweep: all combinations are run, and the best setting of each norm is shown.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from contnorm import bench
-from contnorm.bench.config.schema import flatten_settings
-from contnorm.bench.config.sources import (
-    Setting,
-    check_seed,
-    check_seeds,
-    collect_settings,
-    nest_settings,
-    parse_assignments,
-    parse_int_or_text,
-)
-from contnorm.bench.user_code import check_files, code_files, only_trusted
+from contnorm.bench.config.sources import check_seed, check_seeds
 from contnorm.cli.common import (
-    DEVICE_HELP,
-    MAX_STEPS_HELP,
-    PRECISION_HELP,
-    THREADS_HELP,
     AllowMissing,
     DataRoot,
     Lanes,
     Log,
     LogDir,
     LogEvery,
-    MemoryMoments,
-    RunsFolder,
-    TrustCode,
     console,
     importing_torch,
-    is_explicit,
 )
 from contnorm.cli.examples import Example, examples
-from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
+from contnorm.cli.options import (
+    Address,
+    Devices,
+    LauncherName,
+    LauncherSettings,
+    Request,
+    find_launcher,
+    takes_settings,
+)
 from contnorm.cli.show import show_scores
+from contnorm.cli.sweep_tables import JsonFlag, PlotFile, ScoreName, show_result
 from contnorm.errors import UserError
 
-if TYPE_CHECKING:
-    from contnorm.bench import RunOptions
+__all__ = ["resume", "run"]
 
-__all__ = ["resume", "resume_all", "run", "run_seeds"]
-
-# Flags whose names differ from those of their settings.
-_FLAG_NAMES = {
-    "stream.name": "--stream",
-    "strategy.name": "--strategy",
-    "norm.name": "--norm",
-    "model.name": "--model",
-    "memory.kind": "--memory",
-    "memory.size": "--buffer",
-    "evaluate.moments": "--eval-moments",
-}
+_AXIS_OF_FLAG = {"groups": "norm.groups", "buffer": "memory.size", "batch": "batch_size"}
 
 
 @examples(
@@ -70,179 +51,66 @@ _FLAG_NAMES = {
         "The same with CN. Runs that are recorded already are not repeated.",
         "contnorm run --norm cn --seeds 3 --keep-weights",
     ),
+    Example(
+        "Try three learning rates for BN and CN, with two seeds each.",
+        "contnorm run --norm bn,cn --lr 0.003,0.01,0.03 --seeds 2 --runs sweep-runs",
+    ),
+    Example(
+        "Choose a memory size on held-out training samples.",
+        "contnorm run --norm cn --buffer 50,200 --validation --seeds 2 --runs sweep-runs",
+    ),
 )
+@takes_settings
 def run(
-    context: typer.Context,
-    stream: Annotated[
-        str, typer.Option(help="Stream of tasks to learn; see `contnorm ls streams`.")
-    ] = "permuted-mnist",
-    strategy: Annotated[str, typer.Option(help="Learning method: er, derpp, single, ... or file.py:Class.")] = "er",
-    memory: Annotated[
-        str | None, typer.Option(help="Replay memory: ring, reservoir, balanced, ... or file.py:Class.")
+    request: Request,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds, counted from 0. Default: 1; 3 if a setting has several values.")
     ] = None,
-    norm: Annotated[str, typer.Option(help="Normalization layer: bn, cn, cn8, ... or file.py:Class.")] = "cn",
-    groups: Annotated[str | None, typer.Option(help="Number of channel groups, or 'auto'.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Network: mlp, resnet18, ... or file.py:make; default: that of the stream.")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Pretrained weights to start from: a file, or torchvision:IMAGENET1K_V1.")
-    ] = None,
-    buffer: Annotated[
-        int | None, typer.Option(help="Memory size: per task (or class) for ring, in total for the others.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="Stream samples per step.")] = None,
-    replay: Annotated[int | None, typer.Option(help="Replayed memory samples per step.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds, counted from 0; default: 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Run this single seed.")] = None,
-    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
-    lanes: Lanes = None,
-    threads: Annotated[int, typer.Option(help=THREADS_HELP)] = 1,
-    precision: Annotated[str | None, typer.Option(help=PRECISION_HELP)] = None,
-    eval_moments: Annotated[
-        str | None,
-        typer.Option(
-            help="Moments for evaluation: running, oracle (BN*: exact, from training data of all tasks so far), memory "
-            "(exact, from the replay memory), or task (for each task, those saved at its end)."
-        ),
-    ] = None,
-    max_steps: Annotated[int | None, typer.Option(help=MAX_STEPS_HELP)] = None,
     keep_weights: Annotated[
         bool,
         typer.Option("--keep-weights", help="Save the final weights of each run next to its record, for `diagnose`."),
     ] = False,
-    memory_moments: MemoryMoments = False,
-    data_root: DataRoot = None,
-    allow_missing: AllowMissing = False,
-    runs: RunsFolder = Path("runs"),
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting as key=value, such as strategy.forward=separate; repeatable."),
-    ] = None,
-    trust_code: TrustCode = None,
-    log: Log = None,
-    log_every: LogEvery = 50,
-    log_dir: LogDir = None,
-    devices: Devices = None,
-    launcher: LauncherName = None,
-    address: Address = None,
-    launcher_set: LauncherSettings = None,
+    validation: Annotated[
+        bool,
+        typer.Option(
+            "--validation", help="Use validation tasks, or held-out training samples, instead of the test samples."
+        ),
+    ] = False,
+    score: ScoreName = None,
+    by: Annotated[
+        str, typer.Option(help="Choose one setting for each value of these settings, comma-separated.")
+    ] = "norm",
+    plot: PlotFile = None,
+    json_: JsonFlag = False,
 ) -> None:
-    """Train once over a stream; after each task, measure accuracy on all tasks so far."""
-    seed_list = _seeds(seeds, seed)
-    flags: dict[str, Any] = {
-        "stream.name": stream,
-        "strategy.name": strategy,
-        "norm.name": norm,
-        "norm.groups": parse_int_or_text(groups) if groups is not None else None,
-        "model.name": model,
-        "model.weights": weights,
-        "memory.kind": memory,
-        "memory.size": buffer,
-        "train.batch": batch,
-        "train.replay": replay,
-        "train.lr": lr,
-        "train.precision": precision,
-        "train.max_steps": max_steps,
-        "evaluate.moments": eval_moments,
-    }
-    names = {key: _FLAG_NAMES.get(key, f"--{key.partition('.')[2].replace('_', '-')}") for key in flags}
-    typed = [Setting(names[key], key, value) for key, value in flags.items() if _is_typed(context, key, value)]
-    defaults = {key: value for key, value in flags.items() if value is not None}
-    values = collect_settings(defaults, config, typed, set_ or [])
-    named = code_files(nest_settings([*typed, *parse_assignments(set_ or [])]))
-    with importing_torch(device, in_workers=bool(devices or launcher)):
-        where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, keep_weights, allow_missing, where, devices, memory_moments)
-    with only_trusted(
-        [*check_files(trust_code or []), *named]
-    ):  # excludes code that is named only in the --config file
-        logs = {"log": log, "log_every": log_every, "log_dir": log_dir}
-        raise typer.Exit(run_seeds(values, seed_list, options, data_root, runs, console, logs))
+    """Train once over a stream, or once with each combination of settings, as in --norm bn,cn --lr 0.01,0.03."""
+    if seed is not None and seeds is not None:
+        raise UserError(f"--seed {seed} and --seeds {seeds}: use one of them. --seeds is a number of seeds, from 0 on.")
+    if seeds is not None:
+        check_seeds(seeds)
+    if seed is not None:
+        check_seed(seed)
+    is_sweep = request.is_sweep or validation or plot is not None or json_
+    chosen: Any = [seed] if seed is not None else seeds or (3 if is_sweep else 1)
+    of_stream, settings = request.settings()
+    arguments: dict[str, Any] = {"settings": settings, "seeds": chosen, "keep_weights": keep_weights}
+    with request.importing():
+        stream = request.load_stream(of_stream)
+        arguments |= request.arguments()
+    if not is_sweep:
+        raise typer.Exit(_run(stream, arguments, console))
+    names = [_AXIS_OF_FLAG.get(name.strip(), name.strip()) for name in by.split(",")]
+    arguments |= {"validation": validation, "score": score, "by": names}
+    raise typer.Exit(
+        show_result(lambda shown: bench.sweep(stream, progress=shown, **arguments), request, plot, json_, console)
+    )
 
 
-def _seeds(count: int | None, single: int | None) -> list[int]:
-    """Seeds to run: ``count`` seeds from 0, or the single one."""
-    if single is not None and count is not None:
-        raise UserError(
-            f"--seed {single} and --seeds {count}: use one of them. --seeds is the number of seeds, counted from 0."
-        )
-    if count is not None:
-        check_seeds(count)
-    if single is not None:
-        check_seed(single)
-    return [single] if single is not None else list(range(count or 1))
-
-
-def _is_typed(context: typer.Context, key: str, value: Any) -> bool:
-    """Whether a flag of `run` was typed. A settings file overrides the defaults of stream, strategy and norm."""
-    group, _, name = key.partition(".")
-    if name != "name":
-        return value is not None
-    return is_explicit(context, group)
-
-
-@examples(
-    Example("Finish all stopped runs in the folder runs.", "contnorm resume"),
-    Example("Finish the stopped runs of another folder, one at a time.", "contnorm resume sweep-runs --lanes 1"),
-)
-def resume(
-    path: Annotated[Path, typer.Argument(help="Folder of a run, or of several runs.")] = Path("runs"),
-    device: Annotated[
-        str | None, typer.Option(help="Device to compute on: cpu, cuda, cuda:1, ... Default: as each run started.")
-    ] = None,
-    lanes: Lanes = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads per run. Default: as each run started.")] = None,
-    data_root: DataRoot = None,
-    trust_code: TrustCode = None,
-    allow_missing: AllowMissing = False,
-    log: Log = None,
-    log_every: LogEvery = 50,
-    log_dir: LogDir = None,
-    devices: Devices = None,
-    launcher: LauncherName = None,
-    address: Address = None,
-    launcher_set: LauncherSettings = None,
-) -> None:
-    """Resume all interrupted runs under a folder, bit-exactly."""
-    with importing_torch(device, in_workers=bool(devices or launcher)):
-        where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
-    trusted = check_files(trust_code or [])
-    logs = {"log": log, "log_every": log_every, "log_dir": log_dir}
-    raise typer.Exit(resume_all(path, options, data_root, console, trusted, logs))
-
-
-def run_seeds(
-    values: dict[str, Any],
-    seeds: list[int],
-    options: RunOptions,
-    root: Path | None,
-    runs: Path,
-    console: Console,
-    logs: Mapping[str, Any] | None = None,
-) -> int:
+def _run(stream: bench.Stream, arguments: dict[str, Any], console: Console) -> int:
     """Run the seeds that have no record, show the scores of all, and return the exit code."""
-    stream = bench.load_stream(root=root, allow_missing=options.allow_missing, **values["stream"])
-    settings = flatten_settings({group: content for group, content in values.items() if group != "stream"})
     try:
-        result = bench.run(
-            stream,
-            settings=settings,
-            seeds=seeds,
-            runs=runs,
-            device=options.device or "cpu",
-            lanes=options.lanes,
-            threads=1 if options.threads is None else options.threads,
-            keep_weights=options.keep_weights,
-            memory_moments=options.memory_moments,
-            progress=console,
-            launcher=options.launcher,
-            devices=options.devices,
-            **(logs or {}),
-        )
+        result = bench.run(stream, progress=console, **arguments)
     except bench.RunInterrupted as stopped:
         return 128 + stopped.signal
     show_scores(result.records, console)
@@ -251,23 +119,39 @@ def run_seeds(
     return 0
 
 
-def resume_all(
-    path: Path,
-    options: RunOptions,
-    root: Path | None,
-    console: Console,
-    trusted: Iterable[Path] = (),
-    logs: Mapping[str, Any] | None = None,
-) -> int:
-    """Resume every stopped run under a folder, show the scores, and return the exit code."""
+@examples(
+    Example("Finish all stopped runs in the folder runs.", "contnorm resume"),
+    Example("Finish the stopped runs of another folder, one at a time.", "contnorm resume --runs sweep-runs --lanes 1"),
+)
+def resume(
+    runs: Annotated[
+        Path, typer.Option("--runs", help="Folder of runs, of one experiment in it, or of one run.")
+    ] = Path("runs"),
+    device: Annotated[
+        str | None, typer.Option(help="Device to compute on: cpu, cuda, cuda:1, ... Default: as each run started.")
+    ] = None,
+    lanes: Lanes = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads per run. Default: as each run started.")] = None,
+    data_root: DataRoot = None,
+    allow_missing: AllowMissing = False,
+    log: Log = None,
+    log_every: LogEvery = 50,
+    log_dir: LogDir = None,
+    devices: Devices = None,
+    launcher: LauncherName = None,
+    address: Address = None,
+    launcher_set: LauncherSettings = None,
+) -> None:
+    """Resume the interrupted runs of a folder, bit-exactly."""
+    with importing_torch(device, in_workers=bool(devices or launcher)):
+        options: dict[str, Any] = {"device": device, "lanes": lanes, "threads": threads, "devices": devices}
+    options |= {"launcher": find_launcher(launcher, address, launcher_set), "allow_missing": allow_missing or None}
+    options |= {"log": log, "log_every": log_every, "log_dir": log_dir}
     try:
-        records = bench.resume(path, options=options, root=root, trusted=trusted, console=console, **(logs or {}))
+        records = bench.resume(runs, root=data_root, console=console, **options)
     except bench.RunInterrupted as stopped:
-        return 128 + stopped.signal
+        raise typer.Exit(128 + stopped.signal) from None
     except bench.ResumeError as error:
         show_scores(error.records, console)
-        if str(error):
-            raise
-        return 2
+        raise
     show_scores(records, console)
-    return 0

@@ -1,4 +1,4 @@
-"""Prints tables on a terminal of any width: as a table if it fits, otherwise as lines. Values are never truncated."""
+"""Prints text and tables on a terminal of any width. Values are never truncated."""
 
 from __future__ import annotations
 
@@ -13,17 +13,7 @@ from rich.text import Text
 
 from contnorm.bench.escape import escape_terminal, shorten
 
-__all__ = [
-    "column_widths",
-    "needed_width",
-    "print_columns",
-    "print_error",
-    "print_indented",
-    "print_table",
-    "print_text",
-    "safe_text",
-    "show_rows",
-]
+__all__ = ["needed_width", "print_error", "print_indented", "print_text", "safe_text", "show_rows"]
 
 UNLIMITED = 10_000  # console width at which no table is truncated
 INDENT = 4
@@ -45,7 +35,9 @@ def print_error(text: str) -> None:
     print(f"contnorm: {shorten(escape_terminal(text), LONGEST_MESSAGE)}", file=sys.stderr)
 
 
-def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, named: int = 1) -> None:
+def show_rows(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, named: int = 1, wrap_last: bool = False
+) -> None:
     """Print rows as a table; if the terminal is too narrow, print each row as its name and its cells with headings.
 
     Args:
@@ -53,6 +45,7 @@ def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Cons
         rows: Cells of each row.
         console: Terminal to print to.
         named: Number of leading columns that form a row's name; consecutive rows with the same name print it once.
+        wrap_last: Whether the last column may wrap between words.
 
     Example:
         >>> heads, rows = ("norm", "ACC", "FM"), [("bn", "64.75 +- 3.44", "8.48 +- 3.34")]
@@ -64,10 +57,19 @@ def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Cons
             ACC 64.75 +- 3.44
             FM 8.48 +- 3.34
     """
-    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(safe_text, row))
-    if needed_width(table, console) <= console.width:
+    shown = [[escape_terminal(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*shown, strict=True)]
+    if wrap_last:
+        widths[-1] = max(cell_len(word) for row in shown for word in row[-1].split() or [""])
+    if sum(widths) + 2 * (len(widths) - 1) <= console.width:
+        last = len(heads) - 1 if wrap_last else None
+        columns = [
+            Column(head, no_wrap=number != last, min_width=width)
+            for number, (head, width) in enumerate(zip(heads, widths, strict=True))
+        ]
+        table = Table(*columns, box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*map(safe_text, row))
         console.print(table)
         return
     before = ""
@@ -76,78 +78,9 @@ def show_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Cons
         if name != before:
             console.print(safe_text(name))
         before = name
-        cells = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True)]
+        cells = [f"{head} {cell}" for head, cell in zip(heads[named:], row[named:], strict=True) if cell]
         for line in _lines(cells, console.width - INDENT):
             print_indented(line, console)
-
-
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:
-    """Like `show_rows`, and fast for thousands of rows if they fit.
-
-    Example:
-        >>> print_table(("norm", "lr"), [("bn", "0.1")], Console(width=40))
-        norm  lr
-        bn    0.1
-    """
-    widths = column_widths(heads, [[escape_terminal(cell) for cell in row] for row in rows])
-    if sum(widths) + 2 * (len(widths) - 1) <= console.width:
-        print_columns(heads, rows, console)
-    else:
-        show_rows(heads, rows, console)
-
-
-def column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Minimum width of each column, in terminal cells, for its content to fit.
-
-    Example:
-        >>> column_widths(("norm", "ACC"), [("bn", "64.75")])
-        [4, 5]
-    """
-    return [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
-
-
-def print_columns(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], console: Console, wrap_last: bool = False
-) -> None:
-    """Print rows in columns, separated by two spaces. A table of rich takes seconds for thousands of rows.
-
-    Args:
-        heads: Column headings.
-        rows: Cells of each row.
-        console: Terminal to print to.
-        wrap_last: Whether the last column wraps between words if the terminal is too narrow.
-
-    Example:
-        >>> print_columns(("norm", "settings"), [("bn", "lr=0.1 batch=9")], Console(width=14), wrap_last=True)
-        norm  settings
-        bn    lr=0.1
-              batch=9
-    """
-    rows = [[escape_terminal(cell) for cell in row] for row in rows]
-    widths = column_widths(heads, rows)
-    if wrap_last:
-        widths[-1] = max(min(widths[-1], console.width - sum(widths[:-1]) - 2 * len(widths) + 2), 1)
-    lines: list[str] = []
-    for row in (heads, *rows):
-        *cells, last = row
-        start = "".join(cell + " " * (width - cell_len(cell) + 2) for cell, width in zip(cells, widths, strict=False))
-        parts = _wrapped(last, widths[-1]) if wrap_last else [last]
-        lines += [(start if number == 0 else " " * len(start)) + part for number, part in enumerate(parts)]
-    text = Text("\n".join(line.rstrip() for line in lines), no_wrap=True, overflow="ignore")
-    text.stylize("table.header", 0, len(lines[0]))
-    console.print(text, soft_wrap=True)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text between words; a word that is longer than a line gets its own line."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and cell_len(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
 
 
 def print_text(sentence: str, console: Console, style: str = "") -> None:

@@ -6,7 +6,7 @@ With a recipe, it chooses a learning rate for each norm and strategy of a table.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,25 +16,10 @@ from rich.console import Console
 from contnorm import bench, paper
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.grid import REFINEMENTS, Refine
-from contnorm.bench.user_code import check_files
-from contnorm.cli.common import (
-    DEVICE_HELP,
-    PRECISION_HELP,
-    THREADS_HELP,
-    AllowMissing,
-    DataRoot,
-    Log,
-    LogDir,
-    LogEvery,
-    RunsFolder,
-    TrustCode,
-    console,
-    importing_torch,
-    is_explicit,
-)
+from contnorm.cli.common import console
 from contnorm.cli.examples import Example, examples
-from contnorm.cli.launcher_options import Address, Devices, LauncherName, LauncherSettings, find_launcher
-from contnorm.cli.sweep import GridFlags, GridOption, JsonFlag, PlotFile, ScoreName, SetOption, run_grid
+from contnorm.cli.options import Request, takes_settings
+from contnorm.cli.sweep_tables import JsonFlag, PlotFile, ScoreName, show_result
 from contnorm.cli.tables import print_text, safe_text, show_rows
 from contnorm.errors import UserError, unknown
 from contnorm.paper.selection import RATES, RateResult
@@ -44,6 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["tune", "tune_recipe"]
 
+_OF_RECIPES = {
+    "stream.name": "stream",
+    "strategy.name": "strategy",
+    "norm.name": "norm",
+    "train.lr": "lr",
+    "train.precision": "precision",
+    "train.max_steps": "max_steps",
+}  # settings that can be given with a recipe
+
 
 @examples(
     Example(
@@ -52,43 +46,19 @@ __all__ = ["tune", "tune_recipe"]
     ),
     Example(
         "Choose the memory size out of three, and try no others.",
-        "contnorm tune --stream permuted-mnist --over memory.size --grid memory.size=50,100,200 --extend 0 "
-        "--refine none --runs tune-runs",
+        "contnorm tune --stream permuted-mnist --over memory.size --buffer 50,100,200 --extend 0 --refine none "
+        "--runs tune-runs",
     ),
 )
+@takes_settings
 def tune(
-    context: typer.Context,
+    request: Request,
     recipe: Annotated[
         str | None,
         typer.Argument(help="Recipe: table2, table8, table9, table10, table12, or a TOML file; none: tune --stream."),
     ] = None,
-    stream: Annotated[
-        str | None,
-        typer.Option(help="Stream to tune; of a recipe, streams, comma-separated; default: all of the recipe."),
-    ] = None,
-    strategies: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy", "--strategies", help="Strategies, comma-separated; default: er, or all of the recipe."
-        ),
-    ] = None,
-    norms: Annotated[
-        str | None,
-        typer.Option("--norm", "--norms", help="Norms, comma-separated, as bn,cn; default: cn, or all of the recipe."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Networks, comma-separated, each a name or file.py:make; default: that of the stream."),
-    ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.")] = 3,
-    rates: Annotated[
-        str | None,
-        typer.Option("--lr", "--rates", help="Learning rates, comma-separated; default: 0.003,0.01,0.03,0.1,0.3."),
-    ] = None,
-    over: Annotated[
-        str, typer.Option(help="Setting to tune: lr, or a numeric setting of --grid, such as memory.size.")
-    ] = "lr",
-    grid: GridOption = None,
+    over: Annotated[str, typer.Option(help="Setting to tune: lr, or a numeric setting such as memory.size.")] = "lr",
     extend: Annotated[
         int | None, typer.Option(help="Most values to try beyond the grid, per search; default: 3, or 0 for a recipe.")
     ] = None,
@@ -99,126 +69,62 @@ def tune(
     score: ScoreName = None,
     plot: PlotFile = None,
     json_: JsonFlag = False,
-    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
-    lanes: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of parallel runs. Default: 8 on a GPU (recipe: a norm's grid), one per core on a CPU."
-        ),
-    ] = None,
-    threads: Annotated[int, typer.Option(help=THREADS_HELP)] = 1,
-    precision: Annotated[str | None, typer.Option(help=PRECISION_HELP)] = None,
-    max_steps: Annotated[
-        int | None, typer.Option(help="Stop after N steps (smoke test; no learning rate is chosen).")
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="File for the rates of a recipe; default: RUNS/selected/RECIPE.toml."),
     ] = None,
-    data_root: DataRoot = None,
-    allow_missing: AllowMissing = False,
-    runs: RunsFolder = Path("runs"),
-    log: Log = None,
-    log_every: LogEvery = 50,
-    log_dir: LogDir = None,
-    set_: SetOption = None,
-    trust_code: TrustCode = None,
-    devices: Devices = None,
-    launcher: LauncherName = None,
-    address: Address = None,
-    launcher_set: LauncherSettings = None,
 ) -> None:
     """Choose the best learning rate (or another setting) of each norm, using only validation data."""
     check_seeds(seeds)
-    refinement = _refinement(refine)
-    with importing_torch(device, in_workers=bool(devices or launcher)):
-        where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(device, lanes, threads, allow_missing=allow_missing, launcher=where, devices=devices)
+    if refine not in (None, "none", *REFINEMENTS):
+        raise unknown("--refine", str(refine), [*REFINEMENTS, "none"])
+    refinement: Refine | None = None if refine == "none" else "around" if refine == "around" else "between"
     if recipe is not None:
-        _refuse(context, STREAM_ONLY, f"can't be used with the recipe {recipe}")
-        typed = {"stream": stream, "strategy": strategies, "norm": norms}
-        only = [f"{key}={value.strip()}" for key, values in typed.items() if values for value in values.split(",")]
-        request = paper.TuneOptions(
-            seeds,
-            only,
-            _numbers(rates, "--rates") if rates else RATES,
-            options,
-            max_steps,
-            precision,
-            data_root,
-            runs,
-            out,
-            check_files(trust_code or []),
-            extensions=0 if extend is None else extend,
-            refine=None if refine is None else refinement,
-        )
-        raise typer.Exit(tune_recipe(recipe, request, console))
-    _refuse(context, RECIPE_ONLY, "needs a recipe, such as `contnorm tune table2`")
-    if stream is None:
+        used = None if refine is None else refinement
+        with request.importing():
+            options = _recipe_options(request, seeds, extend or 0, used, out)
+        raise typer.Exit(tune_recipe(recipe, options, console))
+    if not any(setting.key == "stream.name" for setting in request.typed):
         raise UserError("tune: give a recipe, such as table2, or --stream. See `contnorm ls streams`.")
-    lists = {"strategy": strategies, "norm": norms, "model": model, "lr": rates}
-    flags = GridFlags(lists, grid or [], {"train.precision": precision, "train.max_steps": max_steps}, set_ or [])
-
-    def search(stream_: bench.Stream, settings: dict[str, Any], progress: Console) -> bench.SweepResult:
-        return bench.tune(
-            stream_,
-            over=over,
-            settings=settings,
-            seeds=seeds,
-            extensions=3 if extend is None else extend,
-            refine=refinement,
-            score=score,
-            runs=runs,
-            progress=progress,
-            device=device,
-            lanes=lanes,
-            threads=threads,
-            log=log,
-            log_every=log_every,
-            log_dir=log_dir,
-            launcher=where,
-            devices=devices,
-        )
-
-    raise typer.Exit(run_grid(search, stream, flags, options, data_root, trust_code or [], plot, json_, console, runs))
+    of_stream, settings = request.settings()
+    arguments: dict[str, Any] = {"settings": settings, "seeds": seeds, "over": over, "score": score}
+    with request.importing():
+        stream = request.load_stream(of_stream)
+        arguments |= {"extensions": 3 if extend is None else extend, "refine": refinement, **request.arguments()}
+    raise typer.Exit(
+        show_result(lambda shown: bench.tune(stream, progress=shown, **arguments), request, plot, json_, console)
+    )
 
 
-STREAM_ONLY = {
-    "model": "--model",
-    "over": "--over",
-    "grid": "--grid",
-    "score": "--score",
-    "plot": "--plot",
-    "json_": "--json",
-    "set_": "--set",
-    "log": "--log",
-    "log_every": "--log-every",
-    "log_dir": "--log-dir",
-}
-RECIPE_ONLY = {"out": "--out"}
-
-
-def _refuse(context: typer.Context, parameters: Mapping[str, str], reason: str) -> None:
-    for name, flag in parameters.items():
-        if is_explicit(context, name):
-            raise UserError(f"tune: {flag} {reason}.")
-
-
-def _refinement(text: str | None) -> Refine | None:
-    """Parse --refine; the default is to refine between the best two values."""
-    if text == "none":
-        return None
-    for known in REFINEMENTS:
-        if text in (None, known):
-            return known
-    raise unknown("--refine", str(text), [*REFINEMENTS, "none"])
-
-
-def _numbers(text: str, flag: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"{flag} {text!r}: use numbers with commas between, such as 0.03,0.1.") from None
+def _recipe_options(
+    request: Request, seeds: int, extensions: int, refine: Refine | None, out: Path | None
+) -> TuneOptions:
+    """Return the options of a search of the learning rates of a recipe."""
+    only, given = list[str](), dict[str, Any]()
+    for setting in request.typed:
+        name = _OF_RECIPES.get(setting.key)
+        if name is None:
+            raise UserError(f"tune: {setting.origin} can't be used with a recipe.")
+        values = setting.value if isinstance(setting.value, list) else [setting.value]
+        if name in ("stream", "strategy", "norm"):
+            only += [f"{name}={value}" for value in values]
+        else:
+            given[name] = values if name == "lr" else setting.value
+    names = ("device", "lanes", "threads", "allow_missing", "devices", "memory_moments")
+    execution = bench.RunOptions(**{name: request.execution[name] for name in names}, launcher=request.launcher)
+    return paper.TuneOptions(
+        seeds,
+        only,
+        given.get("lr", RATES),
+        execution,
+        given.get("max_steps"),
+        given.get("precision"),
+        request.execution["data_root"],
+        request.runs,
+        out,
+        extensions=extensions,
+        refine=refine,
+    )
 
 
 def tune_recipe(name: str, options: TuneOptions, console: Console) -> int:

@@ -1,1 +1,1 @@
-"""Conversion of a model's normalization layers, and detection of norms of other libraries."""
+"""Which norm a layer is, conversion of a model's norms, and their description in plain JSON."""

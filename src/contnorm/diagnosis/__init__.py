@@ -12,7 +12,7 @@ from contnorm.lazy_names import lazy_names
 if TYPE_CHECKING:
     from contnorm.diagnosis.measure import diagnose
     from contnorm.diagnosis.result import Diagnosis
-    from contnorm.diagnosis.run import RunDiagnosis, diagnose_run, diagnose_weights
+    from contnorm.diagnosis.run import RunDiagnosis, diagnose_run
 
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "RunDiagnosis",
     "diagnose",
     "diagnose_run",
-    "diagnose_weights",
 ]
 
 _NAMES_BY_MODULE = {
@@ -29,7 +28,6 @@ _NAMES_BY_MODULE = {
     "contnorm.diagnosis.run": (
         "RunDiagnosis",
         "diagnose_run",
-        "diagnose_weights",
     ),
 }
 __getattr__, __dir__ = lazy_names(__name__, _NAMES_BY_MODULE, extra="bench")

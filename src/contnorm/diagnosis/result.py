@@ -1,4 +1,4 @@
-"""Result of a diagnosis: numbers, tables, sentences and a figure. It does not import torch.
+"""Result of a diagnosis: numbers, tables and sentences. It does not import torch.
 
 Distances between moments are L1 norms over channels. A scaled distance makes layers comparable: the distance of means
 is divided by the sum over channels of sqrt(oracle variance + eps), and that of variances by the sum of oracle variance
@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from contnorm.bench.escape import escape_terminal
 from contnorm.diagnosis.figure import diagnosis_figure, draw_diagnosis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Bounds", "Diagnosis", "Distance", "LayerDistances", "gain", "mean_diagnosis", "pair_sentence"]
+__all__ = ["Bounds", "Diagnosis", "Distance", "LayerDistances", "mean_diagnosis", "pair_sentence"]
 
 MIN_POINTS = 0.05  # points; smaller values are printed as 0.0
 MIN_DRIFT = 0.005  # scaled distance; smaller values are printed as 0.00
 WIDTH = 80  # default width of a terminal
 
 Bounds = tuple[float, float]  # ends of an interval
+Interval = Callable[[Sequence[float]], Bounds | None]  # the 95 % interval of a mean; None for too few values
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,17 @@ class Diagnosis:
         data = "" if self.held_out else " (Accuracy is that on the data the moments were estimated from.)"
         over = f" over {len(self.seeds)} seeds" if self.seeds else ""
         effect = f"Re-estimated moments {self._effect()}{_interval(self.recovered_interval, over)}"
-        return f"{'; '.join([effect, self._last_task(), self._most_drifted()])}.{data}"
+        change = self.last_task_change
+        last = f"{'gains' if change > 0 else 'loses'} {abs(change):.1f} points"
+        last = f"the last task {'does not change' if abs(change) < MIN_POINTS else last}"
+        return f"{effect}; {last}{_interval(self.last_task_interval)}; {self._most_drifted()}.{data}"
 
     def _effect(self) -> str:
         forgotten, recovered = self.forgotten, self.recovered
         if forgotten is None:
-            return gain(recovered) + f" (from {fmean(self.running):.1f} to {fmean(self.oracle):.1f} percent)"
+            return f"{_gain(recovered)} (from {fmean(self.running):.1f} to {fmean(self.oracle):.1f} percent)"
         if forgotten < MIN_POINTS:
-            return f"{gain(recovered)}, and nothing was forgotten"
+            return f"{_gain(recovered)}, and nothing was forgotten"
         if recovered >= forgotten + MIN_POINTS:
             return f"bring {recovered:.1f} points, more than the {forgotten:.1f} forgotten"
         if recovered >= MIN_POINTS:
@@ -147,62 +150,39 @@ class Diagnosis:
         cost = f", and cost {-recovered:.1f} more" if recovered <= -MIN_POINTS else ""
         return f"recover none of the {forgotten:.1f} points forgotten{cost}"
 
-    def _last_task(self) -> str:
-        """Change of the last task, which `recovered` does not include if `learned` is known."""
-        change, interval = self.last_task_change, _interval(self.last_task_interval)
-        if abs(change) < MIN_POINTS:
-            return f"the last task does not change{interval}"
-        return f"the last task {'gains' if change > 0 else 'loses'} {abs(change):.1f} points{interval}"
-
     def _most_drifted(self) -> str:
-        drifts = [
-            (drift, layer.layer, what)
-            for layer in self.layers
-            for what, drift in (
-                ("mean", layer.running_oracle.mean_scaled),
-                ("variance", layer.running_oracle.var_scaled),
-            )
-        ]
-        drift, name, what = max(drifts, key=lambda entry: entry[0])
+        means = [(layer.running_oracle.mean_scaled, layer.layer, "mean") for layer in self.layers]
+        variances = [(layer.running_oracle.var_scaled, layer.layer, "variance") for layer in self.layers]
+        drift, name, what = max(means + variances, key=lambda entry: entry[0])
         if drift < MIN_DRIFT:
             return "no layer's moments have drifted"
         return f"{f'layer {name}' if name else 'the model itself'}'s {what} has drifted most"
 
     def table(self) -> str:
         """Table of accuracies by task, and of distances by layer (two rows each; per-task distances are averaged)."""
-        over = f", mean over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
-        parts = [f"accuracy in percent, by the moments used{over}\n{self._accuracies()}"]
-        if self.layers:
-            heading = "L1 distances of moments (scaled by the layer's spread); of tasks, the mean"
-            parts.append(f"{heading}\n{self._distances()}")
-        return "\n\n".join(parts)
-
-    def _accuracies(self) -> str:
         columns = {"learned": self.learned, "running": self.running}
         if self.layers:
             columns |= {"oracle": self.oracle, "task's own": self.own}
         known = {head: values for head, values in columns.items() if values is not None}
-        rows = [[task, *(f"{v[i]:.1f}" for v in known.values())] for i, task in enumerate(self.tasks)]
-        rows.append(["mean", *(f"{fmean(v):.1f}" for v in known.values())])
-        return _aligned([["task", *known], *rows])
-
-    def _distances(self) -> str:
-        pairs = {"running-oracle": _running_oracle, "task-running": _task_running, "task-oracle": _task_oracle}
-        rows = []
+        rows = [["task", *known]]
+        rows += [[task, *(f"{values[i]:.1f}" for values in known.values())] for i, task in enumerate(self.tasks)]
+        rows.append(["mean", *(f"{fmean(values):.1f}" for values in known.values())])
+        over = f", mean over {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
+        text = f"accuracy in percent, by the moments used{over}\n{_aligned(rows)}"
+        if not self.layers:
+            return text
+        rows = [["layer", "", "running-oracle", "task-running", "task-oracle"]]
         for layer in self.layers:
-            for name, what in ((layer.layer or "(the model)", "mean"), ("", "var")):
-                rows.append([name, what, *(_cell(pick(layer), what) for pick in pairs.values())])
-        return _aligned([["layer", "", *pairs], *rows])
+            pairs = ((layer.running_oracle,), layer.task_running, layer.task_oracle)
+            rows.append([layer.layer or "(the model)", "mean", *(_cell(pair, "mean") for pair in pairs)])
+            rows.append(["", "var", *(_cell(pair, "var") for pair in pairs)])
+        heading = "L1 distances of moments (scaled by the layer's spread); of tasks, the mean"
+        return f"{text}\n\n{heading}\n{_aligned(rows)}"
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to plain numbers, strings, lists and dicts for JSON."""
-        summary = {
-            "forgotten": self.forgotten,
-            "recovered": self.recovered,
-            "share": self.share,
-            "last_task_change": self.last_task_change,
-        }
-        return {**asdict(self), **summary, "sentence": self.sentence}
+        names = ("forgotten", "recovered", "share", "last_task_change", "sentence")
+        return {**asdict(self), **{name: getattr(self, name) for name in names}}
 
     def compare_with(self, other: Diagnosis, name: str = "this model", other_name: str = "the other") -> str:
         """Compare with another model that differs only in its norm, in one sentence.
@@ -211,17 +191,17 @@ class Diagnosis:
             >>> def make_diagnosis(*running):
             ...     return Diagnosis("Net", ("0", "1"), (), running, (80.0, 90.0), running)
             >>> make_diagnosis(76.0, 90.0).compare_with(make_diagnosis(80.0, 90.0), "bn", "cn")
-            'With cn re-estimated moments recover 0.0 points of accuracy, with bn 2.0: 2.0 less.'
+            'Re-estimated moments recover 0.0 points of accuracy with cn and 2.0 with bn: 2.0 less.'
         """
         return pair_sentence([(self, other)], name, other_name)
 
     def draw(self, path: str | Path) -> None:
         """Plot accuracies and distances to a file; its suffix sets the format. Requires matplotlib."""
-        draw_diagnosis(self.as_dict(), path)
+        draw_diagnosis(self, path)
 
     def plot(self) -> Figure:
         """Return the figure that `draw` writes, for a notebook. Requires matplotlib."""
-        return diagnosis_figure(self.as_dict())
+        return diagnosis_figure(self)
 
     def __str__(self) -> str:
         return f"{self.table()}\n\n{textwrap.fill(self.sentence, WIDTH, break_on_hyphens=False)}"
@@ -229,15 +209,12 @@ class Diagnosis:
     __repr__ = __str__
 
 
-def mean_diagnosis(by_seed: Mapping[int, Diagnosis], interval: Callable[[Sequence[float]], Bounds | None]) -> Diagnosis:
+def mean_diagnosis(by_seed: Mapping[int, Diagnosis], interval: Interval) -> Diagnosis:
     """Average the diagnoses of several seeds of one run.
 
     Args:
         by_seed: Diagnoses of networks that differ only in their seed.
         interval: Function that returns the 95 % interval of a mean, or None for too few values.
-
-    Raises:
-        ValueError: If the seeds have different tasks or layers.
 
     Example:
         >>> by_seed = {
@@ -250,15 +227,20 @@ def mean_diagnosis(by_seed: Mapping[int, Diagnosis], interval: Callable[[Sequenc
     """
     several = list(by_seed.values())
     first = several[0]
-    for other in several:
-        _check(first, other)
-        if [layer.layer for layer in other.layers] != [layer.layer for layer in first.layers]:
-            raise ValueError("cannot average diagnoses of networks with different norm layers.")
+    layers = []
+    for same in zip(*(diagnosis.layers for diagnosis in several), strict=True):
+        by_task = [
+            tuple(map(_mean_distance, zip(*(getattr(layer, name) for layer in same), strict=True)))
+            for name in ("task_running", "task_oracle")
+        ]
+        overall = _mean_distance([layer.running_oracle for layer in same])
+        assert overall is not None
+        layers.append(LayerDistances(same[0].layer, overall, *by_task))
     learned = None if first.learned is None else _mean_by_task([d.learned for d in several if d.learned is not None])
     return Diagnosis(
         first.model,
         first.tasks,
-        tuple(_mean_layer(layers) for layers in zip(*(d.layers for d in several), strict=True)),
+        tuple(layers),
         _mean_by_task([d.running for d in several]),
         _mean_by_task([d.oracle for d in several]),
         _mean_by_task([d.own for d in several]),
@@ -274,63 +256,9 @@ def _mean_by_task(accuracies: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(fmean(values) for values in zip(*accuracies, strict=True))
 
 
-def _mean_layer(layers: Sequence[LayerDistances]) -> LayerDistances:
-    return LayerDistances(
-        layers[0].layer,
-        _mean_distance([layer.running_oracle for layer in layers]),
-        tuple(_mean_of_known(tasks) for tasks in zip(*(layer.task_running for layer in layers), strict=True)),
-        tuple(_mean_of_known(tasks) for tasks in zip(*(layer.task_oracle for layer in layers), strict=True)),
-    )
-
-
-def _mean_of_known(distances: Sequence[Distance | None]) -> Distance | None:
-    known = [distance for distance in distances if distance is not None]
-    return _mean_distance(known) if known else None
-
-
-def _mean_distance(distances: Sequence[Distance]) -> Distance:
-    return Distance(*(fmean(getattr(d, name) for d in distances) for name in Distance.__dataclass_fields__))
-
-
-def _interval(bounds: Bounds | None, over: str = "") -> str:
-    """Text of an interval in brackets; empty if there is none.
-
-    Example:
-        >>> _interval((1.0, 4.25), " over 3 seeds"), _interval(None)
-        (' (95 % interval +1.0 to +4.2 over 3 seeds)', '')
-    """
-    return "" if bounds is None else f" (95 % interval {bounds[0]:+.1f} to {bounds[1]:+.1f}{over})"
-
-
-Pick = Callable[[LayerDistances], Sequence[Distance | None]]
-
-
-def _running_oracle(layer: LayerDistances) -> Sequence[Distance | None]:
-    return (layer.running_oracle,)
-
-
-def _task_running(layer: LayerDistances) -> Sequence[Distance | None]:
-    return layer.task_running
-
-
-def _task_oracle(layer: LayerDistances) -> Sequence[Distance | None]:
-    return layer.task_oracle
-
-
-def _cell(distances: Sequence[Distance | None], what: str) -> str:
-    known = [distance for distance in distances if distance is not None]
-    plain, scaled = (fmean(getattr(d, name) for d in known) for name in (what, f"{what}_scaled"))
-    return f"{plain:.3g} ({scaled:.2f})"
-
-
-def _aligned(cells: Sequence[Sequence[str]]) -> str:
-    rows = [[escape_terminal(cell) for cell in row] for row in cells]  # names of tasks and layers come from the user
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))).rstrip()
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+def _mean_distance(distances: Sequence[Distance | None]) -> Distance | None:
+    known = [astuple(distance) for distance in distances if distance is not None]
+    return Distance(*map(fmean, zip(*known, strict=True))) if known else None
 
 
 def pair_sentence(
@@ -352,86 +280,46 @@ def pair_sentence(
         ...     exact, learned = (oracle, 90.0), (95.0, 90.0)
         ...     return Diagnosis("Net", ("0", "1"), (), (running, 90.0), exact, exact, learned, held_out=True)
         >>> pair_sentence([(make_diagnosis(75.0, 78.0), make_diagnosis(83.0, 83.5))], "bn", "cn32")
-        'With cn32 re-estimated moments recover 0.5 of the 12.0 points forgotten, with bn 3.0 of 20.0: 2.5 less.'
+        'Re-estimated moments recover 0.5 of 12.0 points forgotten with cn32 and 3.0 of 20.0 with bn: 2.5 less.'
     """
     for first, second in pairs:
-        _check(first, second)
-    firsts, seconds = ([pair[side] for pair in pairs] for side in (0, 1))
-    unforgotten = [_unforgotten(diagnoses) for diagnoses in (firsts, seconds)]
-    if any(unforgotten) and not all(unforgotten):
-        named = ((first_name, firsts), (second_name, seconds))
-        return (
-            f"{_one_forgot_nothing(*sorted(named, key=lambda entry: not _unforgotten(entry[1])))}{_over(len(pairs))}."
-        )
+        if first.tasks != second.tasks or (first.learned is None) != (second.learned is None):
+            raise ValueError("diagnoses of different tasks, or with forgetting known for only one, can't be compared.")
     less = [first.recovered - second.recovered for first, second in pairs]
-    unit = " points of accuracy" if all(unforgotten) or _forgotten(firsts) is None else " points forgotten"
-    text = (
-        f"Nothing was forgotten, neither with {second_name} nor with {first_name}; with" if all(unforgotten) else "With"
-    )
-    text += f" {second_name} re-estimated moments recover {_recovered(seconds, unit)}, with {first_name} "
-    text += f"{_recovered(firsts, unit, again=True)}: {_difference(fmean(less))}{_over(len(pairs))}"
+    parts = []
+    for side in (0, 1):
+        points = f"{fmean(pair[side].recovered for pair in pairs):.1f}"
+        forgotten = [pair[side].forgotten for pair in pairs]
+        known = [value for value in forgotten if value is not None]
+        parts.append(f"{points} of {fmean(known):.1f}" if known else points)
+    unit = "points of accuracy" if pairs[0][0].learned is None else "points forgotten"
+    difference = f"{abs(fmean(less)):.1f} {'less' if fmean(less) > 0 else 'more'}"
+    text = f"Re-estimated moments recover {parts[1]} {unit} with {second_name} and {parts[0]} with {first_name}: "
+    text += "as much" if abs(fmean(less)) < MIN_POINTS else difference
+    text += "" if len(pairs) == 1 else f", over {len(pairs)} seeds"
     bounds = interval(less) if interval is not None else None
     return f"{text}." if bounds is None else f"{text}; the 95 % interval of the difference is {bounds}."
 
 
-def gain(points: float) -> str:
-    """Describe the effect of re-estimated moments on accuracy.
-
-    Example:
-        >>> gain(2.0), gain(-1.5), gain(0.01)
-        ('recover 2.0 points of accuracy', 'cost 1.5 points of accuracy', 'leave the accuracy as it is')
-    """
+def _gain(points: float) -> str:
     if abs(points) < MIN_POINTS:
         return "leave the accuracy as it is"
     return f"recover {points:.1f} points of accuracy" if points > 0 else f"cost {-points:.1f} points of accuracy"
 
 
-def _one_forgot_nothing(unforgotten: tuple[str, Sequence[Diagnosis]], other: tuple[str, Sequence[Diagnosis]]) -> str:
-    """Sentence for one network that forgot nothing, for which no recovered share is defined."""
-    effect = gain(fmean(diagnosis.recovered for diagnosis in unforgotten[1]))
-    recovered = _recovered(other[1], " points forgotten")
-    return (
-        f"With {unforgotten[0]} nothing was forgotten, and re-estimated moments {effect}; with {other[0]} "
-        f"they recover {recovered}"
-    )
+def _interval(bounds: Bounds | None, over: str = "") -> str:
+    return "" if bounds is None else f" (95 % interval {bounds[0]:+.1f} to {bounds[1]:+.1f}{over})"
 
 
-def _over(seeds: int) -> str:
-    return "" if seeds == 1 else f", over {seeds} seeds"
+def _cell(distances: Sequence[Distance | None], what: str) -> str:
+    mean = _mean_distance(distances)
+    return "-" if mean is None else f"{getattr(mean, what):.3g} ({getattr(mean, f'{what}_scaled'):.2f})"
 
 
-def _check(first: Diagnosis, second: Diagnosis) -> None:
-    if first.tasks != second.tasks:
-        raise ValueError(
-            f"cannot compare diagnoses of different tasks: {', '.join(first.tasks)} and {', '.join(second.tasks)}. "
-            f"Diagnose both models on the same tasks."
-        )
-    if (first.learned is None) != (second.learned is None):
-        raise ValueError(
-            "cannot compare diagnoses if forgetting is known for only one of them. Give learned= for both, or none."
-        )
-
-
-def _unforgotten(diagnoses: Sequence[Diagnosis]) -> bool:
-    forgotten = _forgotten(diagnoses)
-    return forgotten is not None and forgotten < MIN_POINTS
-
-
-def _forgotten(diagnoses: Sequence[Diagnosis]) -> float | None:
-    """Mean of the forgotten points; None if unknown."""
-    known = [diagnosis.forgotten for diagnosis in diagnoses if diagnosis.forgotten is not None]
-    return fmean(known) if known else None
-
-
-def _recovered(diagnoses: Sequence[Diagnosis], unit: str, again: bool = False) -> str:
-    """Recovered points, or recovered of forgotten points; ``again`` omits the unit, which was stated before."""
-    points = fmean(diagnosis.recovered for diagnosis in diagnoses)
-    if unit != " points forgotten":
-        return f"{points:.1f}{'' if again else unit}"
-    return f"{points:.1f} of {'' if again else 'the '}{_forgotten(diagnoses):.1f}{'' if again else unit}"
-
-
-def _difference(less: float) -> str:
-    if abs(less) < MIN_POINTS:
-        return "as much"
-    return f"{abs(less):.1f} {'less' if less > 0 else 'more'}"
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))).rstrip()
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

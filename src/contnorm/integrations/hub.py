@@ -12,16 +12,11 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from huggingface_hub import PyTorchModelHubMixin
+from huggingface_hub.constants import CONFIG_NAME
 from torch import nn
 
-from contnorm.integrations.extras import missing_extra
-from contnorm.model_norms import apply_norm_spec, norm_spec
-
-try:
-    from huggingface_hub import PyTorchModelHubMixin
-    from huggingface_hub.constants import CONFIG_NAME
-except ModuleNotFoundError as error:
-    raise missing_extra("hub", error) from error
+from contnorm.convert.spec import apply_norm_spec, norm_spec
 
 __all__ = ["NORM_SPEC_KEY", "NormHubMixin"]
 
@@ -56,8 +51,8 @@ class NormHubMixin(PyTorchModelHubMixin):
         """Save weights and configuration, with the norm spec; the arguments are those of ``PyTorchModelHubMixin``."""
         config = self._hub_mixin_config if config is None else config
         fields = asdict(config) if is_dataclass(config) and not isinstance(config, type) else dict(config or {})
-        spec = norm_spec(cast(nn.Module, self))
-        saved: str | None = super().save_pretrained(save_directory, config={**fields, NORM_SPEC_KEY: spec}, **options)
+        fields[NORM_SPEC_KEY] = norm_spec(cast(nn.Module, self))
+        saved: str | None = super().save_pretrained(save_directory, config=fields, **options)
         return saved
 
     @classmethod
@@ -70,24 +65,12 @@ class NormHubMixin(PyTorchModelHubMixin):
 
     @classmethod
     def _load_as_safetensor(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
-        _apply_stored_spec(model, Path(model_file))
+        config = Path(model_file).with_name(CONFIG_NAME)
+        fields = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+        if NORM_SPEC_KEY in fields:
+            apply_norm_spec(model, fields[NORM_SPEC_KEY])
+        else:
+            warnings.warn(
+                f"{config} has no {NORM_SPEC_KEY!r}: the norms are those that the model is built with.", stacklevel=5
+            )
         return super()._load_as_safetensor(model, model_file, map_location, strict)
-
-    @classmethod
-    def _load_as_pickle(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
-        _apply_stored_spec(model, Path(model_file))
-        return super()._load_as_pickle(model, model_file, map_location, strict)
-
-
-def _apply_stored_spec(model: Any, weights: Path) -> None:
-    """Apply the spec in the configuration next to the weights: in the same folder, or snapshot of a repository."""
-    config = weights.with_name(CONFIG_NAME)
-    fields = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    if NORM_SPEC_KEY in fields:
-        apply_norm_spec(model, fields[NORM_SPEC_KEY])
-        return
-    warnings.warn(
-        f"{config} has no {NORM_SPEC_KEY!r}, so that the norms of the saved model are unknown. {type(model).__name__} "
-        f"keeps those that it is built with; save it again with NormHubMixin to store them.",
-        stacklevel=6,
-    )

@@ -14,35 +14,18 @@ import importlib
 import inspect
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, TracebackType
 from typing import Any
 
-import torch
 from torch import nn
 
 from contnorm.convert.conversion import convert_norm
 from contnorm.moments.freeze import frozen_stats
-from contnorm.norm_entry import needs_tags
-from contnorm.registry import NORMS, resolve_norm
+from contnorm.registry import NORMS, norm_class
 
-__all__ = ["MammothNotFoundError", "bn_track_stats", "main", "register_backbones"]
-
-USAGE = """usage: python -m contnorm.integrations.mammoth SCRIPT [ARGUMENTS]
-
-Run a script of mammoth with the backbones <backbone>-<norm>, such as resnet18-cn. In mammoth's folder:
-
-  python -m contnorm.integrations.mammoth main.py --model derpp --dataset seq-cifar10 --backbone resnet18-cn ...
-
-ARGUMENTS are those of the script; "main.py --help" lists them, with the names of the backbones.
-"""
-EXAMPLE_SIZE = 32  # pixels; the size of the images that all these networks take
-
-
-class MammothNotFoundError(ImportError):
-    """mammoth's folder is not the first one on ``sys.path`` that has its modules."""
+__all__ = ["bn_track_stats", "register_backbones"]
 
 
 def register_backbones(norms: Iterable[str] | None = None, backbones: Iterable[str] | None = None) -> tuple[str, ...]:
@@ -61,28 +44,30 @@ def register_backbones(norms: Iterable[str] | None = None, backbones: Iterable[s
 
     Returns:
         The names that were registered, by this call or before.
-
-    Raises:
-        MammothNotFoundError: An `ImportError`, if mammoth's folder is not on ``sys.path``.
-        ValueError: For an unknown backbone or norm, or a norm that can't be used in mammoth.
     """
-    registry = _import_mammoth("backbone", "register_backbone")
-    batch_norm = _import_mammoth("utils.batch_norm", "bn_track_stats")
-    _replace_tracking(batch_norm)
+    registry: Any = importlib.import_module("backbone")
+    batch_norm: Any = importlib.import_module("utils.batch_norm")
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] in ("models", "utils")]:
+        if getattr(module, "bn_track_stats", None) is batch_norm.bn_track_stats and module is not batch_norm:
+            vars(module)["bn_track_stats"] = bn_track_stats
+    batch_norm.bn_track_stats = bn_track_stats
     registered: dict[str, Any] = registry.REGISTERED_BACKBONES
-    chosen = [_checked_norm(norm) for norm in norms] if norms is not None else _usable_norms()
-    bases = _checked_backbones(backbones, registered) if backbones is not None else _batch_norm_backbones(registered)
+    if norms is None:
+        entries = [e for e in NORMS.values() if not (e.name == "bn" or e.layers or e.absorbs_activation)]
+        norms = [entry.name for entry in entries if not getattr(norm_class(entry, 2), "needs_tags", False)]
+    if backbones is None:  # by their source: building them to look may start a download
+        modules = {name: sys.modules[entry["class"].__module__] for name, entry in registered.items()}
+        backbones = [n for n, m in modules.items() if m.__name__ != __name__ and "BatchNorm" in inspect.getsource(m)]
     names = []
-    for base in bases:
-        for norm in chosen:
-            name = f"{base}-{norm}".replace("_", "-")
-            if name not in registered:
-                registry.register_backbone(name)(_converting(registered[base]["class"], norm, name))
-            names.append(name)
+    for base, norm in [(base.replace("_", "-"), norm) for base in backbones for norm in norms]:
+        names.append(f"{base}-{norm}".replace("_", "-"))
+        if names[-1] not in registered:
+            registry.register_backbone(names[-1])(_converting(registered[base]["class"], norm, names[-1]))
     return tuple(names)
 
 
-class bn_track_stats:  # noqa: N801 (mammoth's name)
+@contextmanager
+def bn_track_stats(module: nn.Module, condition: bool = True) -> Iterator[None]:
     """Context manager that keeps running moments unchanged if the condition is False, as mammoth's of the same name.
 
     In training mode, layers normalize with the batch inside it. mammoth's knows torch's ``BatchNorm1d`` and
@@ -96,131 +81,24 @@ class bn_track_stats:  # noqa: N801 (mammoth's name)
         >>> model[0].running_mean
         tensor([0., 0.])
     """
-
-    def __init__(self, module: nn.Module, condition: bool = True) -> None:
-        self.module, self.enable = module, condition
-        self._frozen = ExitStack()
-
-    def __enter__(self) -> None:
-        if not self.enable:
-            self._frozen.enter_context(frozen_stats(self.module))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._frozen.close()
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Register the backbones, and run a script of mammoth with its arguments.
-
-    Args:
-        arguments: The script, such as ``main.py`` or ``utils/main.py``, and its arguments; ``--help`` prints the usage.
-    """
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(USAGE, end="")
+    if condition:
+        yield
         return
-    script = Path(arguments[0]) if arguments else Path("main.py")
-    if not arguments or not script.is_file():
-        where = f"there is no {script}" if arguments else "the script is missing"
-        sys.exit(
-            f"contnorm.integrations.mammoth: {where}. In mammoth's folder, use: python -m "
-            f"contnorm.integrations.mammoth main.py --model ..."
-        )
-    folder = next((f for f in (script.resolve().parent, *script.resolve().parents) if (f / "backbone").is_dir()), None)
-    if folder is None:
-        sys.exit(f"contnorm.integrations.mammoth: {script} is not in a folder of mammoth, which has a folder backbone.")
-    sys.path.insert(0, str(folder))
-    try:
-        register_backbones()
-    except MammothNotFoundError as error:
-        sys.exit(f"contnorm.integrations.mammoth: {error}")
-    sys.argv = list(arguments)
-    runpy.run_path(str(script), run_name="__main__")
-
-
-def _import_mammoth(name: str, attribute: str) -> ModuleType:
-    """Import a module of mammoth, whose names (backbone, utils) other programs use too."""
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name not in (name, name.partition(".")[0]):
-            raise  # a requirement of mammoth
-        raise MammothNotFoundError(
-            f"register_backbones: there is no module {name!r}. Run it in mammoth's folder, or add that to sys.path."
-        ) from error
-    if not hasattr(module, attribute):
-        raise MammothNotFoundError(
-            f"register_backbones: {module.__name__} at {module.__file__} is not mammoth's: it has no {attribute}. Put "
-            f"mammoth's folder first on sys.path."
-        )
-    return module
-
-
-def _replace_tracking(batch_norm: ModuleType) -> None:
-    """Replace ``bn_track_stats`` in mammoth's module, and in models that have imported it already."""
-    original = batch_norm.bn_track_stats
-    if original is bn_track_stats:
-        return
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("models", "utils") and getattr(module, "bn_track_stats", None) is original:
-            module.bn_track_stats = bn_track_stats  # type: ignore[attr-defined]
-
-
-def _usable_norms() -> list[str]:
-    return [name for name in NORMS if name != "bn" and _obstacle(name) is None]
-
-
-def _obstacle(norm: str) -> str | None:
-    """Return why a norm can't be used in mammoth; None if it can."""
-    entry = NORMS[norm]
-    if needs_tags(entry):
-        return "it needs tags of the samples of a batch, which mammoth's training loop does not give"
-    if entry.absorbs_activation:
-        return "it contains the activation, and mammoth's networks call activations as functions"
-    return None
-
-
-def _checked_norm(norm: str) -> str:
-    name = resolve_norm(norm, {}, "register_backbones")[0].name
-    obstacle = _obstacle(name)
-    if obstacle is not None:
-        raise ValueError(f"register_backbones: norm {norm!r}: {obstacle}. Use one of {', '.join(_usable_norms())}.")
-    return name
-
-
-def _checked_backbones(names: Iterable[str], registered: dict[str, Any]) -> list[str]:
-    bases = [name.replace("_", "-").lower() for name in names]
-    for base in bases:
-        if base not in registered:
-            raise ValueError(f"register_backbones: no backbone {base!r}. Registered are {', '.join(registered)}.")
-    return bases
-
-
-def _batch_norm_backbones(registered: dict[str, Any]) -> list[str]:
-    """Return the backbones whose source file uses batch norm; building them to look may start a download."""
-    bases = []
-    for name, entry in registered.items():
-        module = sys.modules[entry["class"].__module__]
-        if module.__name__ != __name__ and "BatchNorm" in inspect.getsource(module):
-            bases.append(name)
-    return bases
+    with frozen_stats(module):
+        yield
 
 
 def _converting(build: Callable[..., nn.Module], norm: str, name: str) -> Callable[..., nn.Module]:
     """Return a function that builds a backbone and converts it; mammoth reads its arguments from the signature."""
-    entry = NORMS[norm]
+    grouped = NORMS[norm].grouped
 
     def build_converted(*args: Any, num_groups: int | str = "auto", **kwargs: Any) -> nn.Module:
-        model = build(*args, **kwargs)
-        options: dict[str, Any] = {"num_groups": num_groups} if entry.grouped else {}
-        if entry.standardizes_weights:
-            options["example_input"] = torch.zeros(1, 3, EXAMPLE_SIZE, EXAMPLE_SIZE)
-        return convert_norm(model, norm, **options)
+        options: dict[str, Any] = {"num_groups": num_groups} if grouped else {}
+        return convert_norm(build(*args, **kwargs), norm, **options)
 
     target = build.__init__ if inspect.isclass(build) else build
     parameters = [parameter for key, parameter in inspect.signature(target).parameters.items() if key != "self"]
-    if entry.grouped:
+    if grouped:
         kind = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter("num_groups", kind, default="auto", annotation=_parse_groups))
     build_converted.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -235,5 +113,9 @@ def _parse_groups(text: str) -> int | str:
 
 
 if __name__ == "__main__":
+    script = Path(sys.argv[1]).resolve()
+    sys.path.insert(0, str(next(folder for folder in script.parents if (folder / "backbone").is_dir())))
     # The module by its name: what it registers must not belong to a second copy of it, named __main__.
-    importlib.import_module("contnorm.integrations.mammoth").main(sys.argv[1:])
+    importlib.import_module("contnorm.integrations.mammoth").register_backbones()
+    sys.argv = sys.argv[1:]
+    runpy.run_path(str(script), run_name="__main__")

@@ -1,16 +1,12 @@
-"""Optuna: prune trials by the accuracy after each task. Needs the extra ``optuna``."""
+"""Optuna: prune trials by the accuracy after each task."""
 
 from __future__ import annotations
 
 from statistics import fmean
 
-from contnorm import bench
-from contnorm.integrations.extras import missing_extra
+import optuna
 
-try:
-    import optuna
-except ModuleNotFoundError as error:
-    raise missing_extra("optuna", error) from error
+from contnorm import bench
 
 __all__ = ["PruneByTask", "TrialPruned"]
 
@@ -35,7 +31,7 @@ class PruneByTask:
 
     The step of a report is the index of the task, and its value the mean over all seeds of the call, once each of them
     has learned the task. Seeds that run one after the other (``lanes=1``) can therefore be pruned only while the last
-    one runs. A trial is not pruned after the last task, since it is complete then.
+    one runs. A trial is not pruned after the last task, since it is complete then. A trial is one call of `bench.run`.
 
     Args:
         trial: The trial of Optuna.
@@ -57,28 +53,14 @@ class PruneByTask:
 
     def __init__(self, trial: optuna.trial.BaseTrial, *, score: str | None = None) -> None:
         self._trial, self._score = trial, score
-        self._hash = ""
         self._values: dict[int, dict[int, float]] = {}  # by task and seed
 
-    def __call__(self, event: bench.TaskDone) -> None:
+    def __call__(self, event: bench.Event) -> None:
         """Report and prune; see the class."""
-        if self._hash not in ("", event.hash):
-            raise bench.UserError(
-                "PruneByTask: got runs of two experiments, and a trial is one. Call bench.run once in a trial."
-            )
-        self._hash = event.hash
         values = self._values.setdefault(event.task, {})
-        values[event.seed] = self._value(event)
+        values[event.seed] = event.average if self._score is None else event.scores.so_far[self._score]
         if set(values) != set(event.seeds):
             return
         self._trial.report(fmean(values.values()), event.task)
         if not event.last and self._trial.should_prune():
             raise TrialPruned(f"pruned after task {event.task}")
-
-    def _value(self, event: bench.TaskDone) -> float:
-        scores = event.scores.so_far
-        if self._score is None:
-            return event.average
-        if self._score not in scores:
-            raise bench.UserError(f"score={self._score!r}: the runs have {', '.join(scores)}.")
-        return scores[self._score]

@@ -4,11 +4,13 @@
 - `pivoted` calls the same two operators on the data minus a pivot, and is accurate at any mean.
 - `analytic` is one pass for statistics and one multiply-add with a hand-written backward, accurate at any mean.
 - `triton` is `analytic` fused into one to three GPU kernels for each of forward and backward
-  (`kernels/triton/continual`), accurate at any mean. The paper's variants have no closed form here: they use a kernel
-  for the group step, and torch's batch norm (`kernels/triton/cn_variants`).
+  (`kernels/triton/continual`), accurate at any mean.
 - `cpp` is `analytic` compiled for the CPU (`kernels/cpp`), accurate at any mean, for float32 and bfloat16. It is
   compiled at its first use, which takes a few seconds and needs a C++ compiler on Linux, and cached in the folder
-  ``contnorm/cpp`` of ``$XDG_CACHE_HOME`` or ``~/.cache``. For the variants, `cpp` is `pivoted`.
+  ``contnorm/cpp`` of ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+The paper's variants (reversed order, tied parameters) have no closed form here. For them, every name but `reference` is
+`pivoted`.
 
 `auto` selects the fastest accurate implementation. On CUDA that is `triton`, wherever it can run. On a CPU it is `cpp`
 for inputs of at least 65536 values, if it can be compiled and no compiler, exporter or transform of torch is active.
@@ -16,10 +18,7 @@ Elsewhere, each torch operator of `analytic` is a separate pass over the data, w
 `pivoted` (docs/deviations.md), so `auto` is `pivoted`. In evaluation, where the batch step is a constant affine map
 that group norm can apply, it is `analytic`. ``kernel="pivoted"`` or ``CONTNORM_KERNEL=pivoted`` avoids compilation.
 
-Batch renorm and switchable norm have two implementations: torch operators (in `contnorm.functional`) and a few GPU
-kernels (`kernels/triton/batch_renorm`, `kernels/triton/switch_norm`). For them, `auto` selects the kernels on CUDA and
-torch operators on other devices, `triton` selects the kernels wherever they can run, and every other name selects torch
-operators.
+Group norm has a Triton kernel too (`kernels/triton/group_norm`). The other norms are computed with torch operators.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ORDERS = get_args(Order)
 VARIABLE = "CONTNORM_KERNEL"
 
 
-def resolve_kernel(kernel: str | None, caller: str) -> Kernel:
+def resolve_kernel(kernel: str | None) -> Kernel:
     """Return the kernel name: the argument, or if it is None, ``CONTNORM_KERNEL``, or if it is not set, ``"auto"``.
 
     An unknown or empty name raises a ValueError. An empty environment variable counts as not set.
@@ -45,17 +44,17 @@ def resolve_kernel(kernel: str | None, caller: str) -> Kernel:
     Whether ``"triton"`` or ``"cpp"`` can run is checked when there is an input (`contnorm.functional.continual_norm`).
 
     Example:
-        >>> resolve_kernel(None, "demo"), resolve_kernel("analytic", "demo")
+        >>> resolve_kernel(None), resolve_kernel("analytic")
         ('auto', 'analytic')
     """
     name = kernel if kernel is not None else os.environ.get(VARIABLE) or "auto"
     if name not in KERNELS:
-        where = f"{caller}: {VARIABLE if kernel is None else 'kernel'}={name!r}"
-        raise ValueError(f"{where} is unknown. Use one of {', '.join(KERNELS)}.")
+        where = VARIABLE if kernel is None else "kernel"
+        raise ValueError(f"{where}={name!r} is unknown. Use one of {', '.join(KERNELS)}.")
     return cast(Kernel, name)
 
 
-def check_order(order: str, caller: str) -> None:
+def check_order(order: str) -> None:
     """Raise if the order of the two steps is not one of `Order`."""
     if order not in ORDERS:
-        raise ValueError(f"{caller}: order={order!r} is unknown. Use 'gn_bn' (continual normalization) or 'bn_gn'.")
+        raise ValueError(f"order={order!r} is unknown. Use 'gn_bn' (continual normalization) or 'bn_gn'.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ from contnorm.checks import in_float64
 
 __all__ = ["average_state_dicts"]
 
-Rule = Literal["pool", "average"]
-
 
 def average_state_dicts(
-    states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None, *, moments: Rule = "pool"
+    states: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[float] | None = None,
+    *,
+    moments: Literal["pool", "average"] = "pool",
 ) -> dict[str, Tensor]:
     """Return the weighted average of state dicts of equal models.
 
@@ -40,7 +41,7 @@ def average_state_dicts(
         A new state dict, with the dtypes and devices of the first one.
 
     Raises:
-        ValueError: If there is no state dict, if their keys or shapes differ, or if the weights do not fit.
+        ValueError: If their keys differ, or if the weights do not fit.
 
     Example:
         >>> first, second = nn.BatchNorm1d(1), nn.BatchNorm1d(1)
@@ -49,10 +50,12 @@ def average_state_dicts(
         >>> state["running_mean"], state["running_var"]  # 1 + (3 * 1^2 + 1 * 3^2) / 4
         (tensor([1.]), tensor([4.]))
     """
-    if moments not in get_args(Rule):
-        raise ValueError(f"average_state_dicts: moments={moments!r} is not known. Use 'pool' or 'average'.")
-    _check_states(states)
-    shares = _shares(weights, len(states))
+    numbers = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
+    if len(numbers) != len(states) or min(numbers, default=-1) < 0 or not 0 < sum(numbers) < math.inf:
+        raise ValueError(f"average_state_dicts: weights={numbers} must be a number from 0 for each state dict.")
+    if any(state.keys() != states[0].keys() for state in states):
+        raise ValueError("average_state_dicts: the state dicts have different keys.")
+    shares = [number / sum(numbers) for number in numbers]
     averaged = {name: _average([state[name] for state in states], shares) for name in states[0]}
     if moments == "pool":
         for name in averaged:
@@ -60,28 +63,6 @@ def average_state_dicts(
             if name.rpartition(".")[2] == "running_var" and mean in averaged:
                 averaged[name] = _pooled_variance([(state[mean], state[name]) for state in states], shares)
     return averaged
-
-
-def _check_states(states: Sequence[Mapping[str, Tensor]]) -> None:
-    if not states:
-        raise ValueError("average_state_dicts: there is no state dict. Give at least one.")
-    for number, state in enumerate(states):
-        differing = sorted(set(state) ^ set(states[0]))
-        differing += [name for name in states[0] if name in state and state[name].shape != states[0][name].shape]
-        if differing:
-            raise ValueError(
-                f"average_state_dicts: state dict {number} differs from the first one at {differing[0]!r}. Give state "
-                f"dicts with the same keys and shapes."
-            )
-
-
-def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
-    numbers = [1.0] * count if weights is None else [float(weight) for weight in weights]
-    if len(numbers) != count:
-        raise ValueError(f"average_state_dicts: there are {len(numbers)} weights for {count} state dicts.")
-    if not all(math.isfinite(number) and number >= 0 for number in numbers) or not sum(numbers):
-        raise ValueError(f"average_state_dicts: weights={numbers} must be finite numbers from 0 with a sum above 0.")
-    return [number / sum(numbers) for number in numbers]
 
 
 def _average(values: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

@@ -1,51 +1,37 @@
-"""Batches of data for a model: what can be iterated repeatedly, and how a model is called on a batch."""
+"""How a model is run on a batch, and the weights of its samples."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
+from contnorm.checks import widest
+
 __all__ = [
     "Call",
+    "WeightGroups",
+    "Weights",
     "call_on_batch",
     "call_on_first_element",
-    "call_with_keywords",
-    "check_batches",
+    "group_by_weight",
     "number_of_batches",
     "to_model_device",
 ]
 
 Call = Callable[[nn.Module, Any], object]
+Weights = Callable[[Any], Tensor | float]
+# The samples of a batch by weight: the weight, and the numbers of the samples; None for all of them.
+WeightGroups = list[tuple[float, Tensor | None]]
 
 # The names of labels in batches of transformers' data sets and collators.
 _LABELS = frozenset(("label", "labels", "label_ids"))
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def check_batches(batches: object, exact: bool = True) -> None:
-    """Raise a TypeError for objects that do not hold batches, and for exact moments if they can be iterated only once.
-
-    Args:
-        batches: The object.
-        exact: Whether the moments are exact, for which the data may be read several times.
-    """
-    if exact and isinstance(batches, Iterator):
-        raise TypeError(
-            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and exact moments may need "
-            f"several passes over the data. Give a list, a DataLoader, or another object that can be iterated "
-            f"repeatedly; or exact=False, for approximate moments in one pass."
-        )
-    if isinstance(batches, Tensor):
-        raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")
-    if isinstance(batches, Mapping | str) or not isinstance(batches, Iterable):
-        what = "None" if batches is None else f"a {type(batches).__name__}"
-        raise TypeError(f"reestimate: batches is {what}. Give a list of batches, or a DataLoader.")
 
 
 def number_of_batches(batches: Iterable[Any]) -> int | None:
@@ -66,11 +52,28 @@ def number_of_batches(batches: Iterable[Any]) -> int | None:
 def call_on_batch(model: nn.Module, batch: Any) -> object:
     """Run the model on a batch: a mapping as keyword arguments, of a tuple or list the first element, else all of it.
 
+    A mapping is passed without labels (``labels``, ``label`` and ``label_ids``) unless ``forward`` requires them, so
+    that no loss is computed, and without keys that ``forward`` does not take.
+
     Example:
         >>> call_on_batch(nn.Identity(), (torch.ones(2), "labels"))
         tensor([1., 1.])
     """
-    return call_with_keywords(model, batch) if isinstance(batch, Mapping) else call_on_first_element(model, batch)
+    if not isinstance(batch, Mapping):
+        return call_on_first_element(model, batch)
+    inner = model
+    while isinstance(inner, DataParallel | DistributedDataParallel) or "_orig_mod" in inner._modules:
+        inner = cast(nn.Module, inner._modules.get("_orig_mod", inner._modules.get("module")))
+    parameters = inspect.signature(inner.forward).parameters.values()
+    named = {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    any_key = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    taken = {k: v for k, v in batch.items() if named.get(k) or ((any_key or k in named) and k not in _LABELS)}
+    if not taken or any(required and name not in taken for name, required in named.items()):
+        raise TypeError(
+            f"reestimate: a batch has the keys {sorted(map(str, batch))}, and {type(inner).__name__}.forward takes "
+            f"{sorted(named)}. Give call=, a function that runs the model on a batch."
+        )
+    return model(**tree_map(lambda value: to_model_device(model, value), taken))
 
 
 def call_on_first_element(model: nn.Module, batch: Any) -> object:
@@ -78,50 +81,32 @@ def call_on_first_element(model: nn.Module, batch: Any) -> object:
     return model(to_model_device(model, batch[0] if isinstance(batch, tuple | list) else batch))
 
 
-def call_with_keywords(model: nn.Module, batch: Mapping[str, Any]) -> object:
-    """Run the model, on its device, as ``model(**batch)``, without labels and without keys that forward does not take.
-
-    Labels (``labels``, ``label`` and ``label_ids``) are passed only if ``forward`` requires them. A loss is thus not
-    computed. Other keys, such as indices, are left out as by the ``Trainer`` of transformers.
-
-    Raises:
-        TypeError: If the batch has no key that ``forward`` takes, or lacks one that it requires.
-
-    Example:
-        >>> class Net(nn.Module):
-        ...     def forward(self, pixel_values, labels=None):
-        ...         return pixel_values.sum(), labels
-        >>> call_with_keywords(Net(), {"pixel_values": torch.ones(3), "labels": torch.zeros(3), "index": [7]})
-        (tensor(3.), None)
-    """
-    parameters = inspect.signature(_unwrapped(model).forward).parameters.values()
-    named = {p.name for p in parameters if p.kind in _NAMED}
-    required = {p.name for p in parameters if p.kind in _NAMED and p.default is inspect.Parameter.empty}
-    any_key = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    taken = {key for key in batch if key in required or ((any_key or key in named) and key not in _LABELS)}
-    if not taken or required - taken:
-        forward = f"{type(_unwrapped(model)).__name__}.forward"
-        raise TypeError(
-            f"reestimate: a batch has the keys {sorted(map(str, batch))}, and {forward} takes {sorted(named)}. Give "
-            f"call=, a function that runs the model on a batch, such as "
-            f"lambda model, batch: model(batch[{next(iter(batch), 'x')!r}])."
-        )
-    arguments = tree_map(
-        lambda value: to_model_device(model, value), {key: batch[key] for key in batch if key in taken}
-    )
-    return model(**arguments)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside of torch's wrappers, whose forward takes any argument."""
-    while isinstance(model, DataParallel | DistributedDataParallel) or "_orig_mod" in model._modules:
-        inner = model._modules.get("_orig_mod", model._modules.get("module"))
-        assert inner is not None
-        model = inner
-    return model
-
-
 def to_model_device(model: nn.Module, x: Any) -> Any:
     """Move a tensor to the model's device; return any other object unchanged."""
     device = next((t.device for t in (*model.parameters(), *model.buffers())), None)
     return x.to(device) if isinstance(x, Tensor) and device is not None else x
+
+
+def group_by_weight(weights: Tensor | float) -> WeightGroups:
+    """Group the samples of a batch by weight. A layer defines moments without weights; those of groups are merged.
+
+    Raises:
+        ValueError: If the weights are not one finite number from 0 for each sample, or one for the batch.
+
+    Example:
+        >>> group_by_weight(torch.tensor([2.0, 1.0, 2.0]))
+        [(1.0, tensor([1])), (2.0, tensor([0, 2]))]
+    """
+    if not isinstance(weights, Tensor) or weights.dim() == 0:
+        weights = torch.tensor([float(weights)], dtype=torch.float64)
+    values = widest(weights.detach())
+    if values.dim() != 1 or not bool((values.isfinite() & (values >= 0)).all()):
+        raise ValueError(
+            "reestimate: weights(batch) must return one finite number from 0 for each sample, as a tensor of shape "
+            "(N,), or one number for the batch."
+        )
+    distinct, group = torch.unique(values, return_inverse=True)
+    if len(distinct) == 1:
+        return [(distinct.item(), None)]
+    numbers = cast("list[float]", distinct.tolist())
+    return [(weight, torch.nonzero(group == number).squeeze(1)) for number, weight in enumerate(numbers)]

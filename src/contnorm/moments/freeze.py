@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from contnorm.checks import check_model
-from contnorm.convert.detect import detect_norm, holds_moments
-from contnorm.convert.detected import DetectedNorm
-from contnorm.layers.base import MomentNorm
+from contnorm.convert.detect import holds_moments
+from contnorm.norms.base import MomentNorm
 
 __all__ = ["FREEZING_HOOKS", "evaluation_mode", "freeze_stats", "frozen_stats", "is_frozen", "released_stats"]
 
@@ -49,7 +46,7 @@ def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
     """
     for module in check_model(model, "freeze_stats").modules():
         if holds_moments(module) and is_frozen(module) is not frozen:
-            _set(module, frozen)
+            (_freeze if frozen else _release)(module)
     return model
 
 
@@ -67,12 +64,12 @@ def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
     """
     unfrozen = [m for m in check_model(model, "frozen_stats").modules() if holds_moments(m) and not is_frozen(m)]
     for module in unfrozen:
-        _set(module, True)
+        _freeze(module)
     try:
         yield model
     finally:
         for module in unfrozen:
-            _set(module, False)
+            _release(module)
 
 
 @contextmanager
@@ -136,24 +133,12 @@ def is_frozen(module: nn.Module) -> bool:
     return hasattr(module, "_contnorm_tracked") or _lend_copies in module._forward_pre_hooks.values()
 
 
-def _set(module: nn.Module, frozen: bool) -> None:
-    if frozen:
-        _freeze(module)
-    else:
-        _release(module)
-
-
 def _freeze(module: Any) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise ValueError("freeze_stats: a scripted or traced model can't be changed. Freeze it before it is scripted.")
-    if type(module).forward is nn.Module.forward and "forward" not in vars(module):
-        raise ValueError(
-            f"freeze_stats: a {type(module).__name__} without a forward method holds running moments, which other code "
-            f"updates and which can't be frozen here. Freeze an exported model before it is exported."
-        )
     if isinstance(module, MomentNorm):
         module.stats_frozen = True
-    elif _obeys_tracking(module):
+    elif type(module).forward in _TORCH_FORWARDS and "forward" not in vars(module):
         module.__dict__["_contnorm_tracked"] = module.track_running_stats
         module.track_running_stats = False
     else:
@@ -161,21 +146,8 @@ def _freeze(module: Any) -> None:
         module.register_forward_hook(_take_back, always_call=True)
 
 
+# Batch norms that do not update their moments while `track_running_stats` is False.
 _TORCH_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-_OBEYS_TRACKING: WeakKeyDictionary[type[nn.Module], bool] = WeakKeyDictionary()
-
-
-def _obeys_tracking(module: nn.Module) -> bool:
-    """Whether a batch norm does not update its moments while ``track_running_stats`` is False."""
-    if not isinstance(module, _BatchNorm) or isinstance(module, LazyModuleMixin) or "forward" in vars(module):
-        return False
-    cls = type(module)
-    if cls.forward in _TORCH_FORWARDS:
-        return True
-    if cls not in _OBEYS_TRACKING:  # cached by class, because `frozen_stats` may be entered at each step
-        detected = detect_norm(module)
-        _OBEYS_TRACKING[cls] = isinstance(detected, DetectedNorm) and detected.obeys_tracking
-    return _OBEYS_TRACKING[cls]
 
 
 def _release(module: Any) -> None:
@@ -187,8 +159,10 @@ def _release(module: Any) -> None:
         del module._contnorm_tracked
     if _lend_copies in module._forward_pre_hooks.values():
         _restore_buffers(module)
-        _remove(_lend_copies, module._forward_pre_hooks)
-        _remove(_take_back, module._forward_hooks, module._forward_hooks_always_called)
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if hook in FREEZING_HOOKS]:
+                del hooks[key]
+                module._forward_hooks_always_called.pop(key, None)
 
 
 def _lend_copies(module: nn.Module, args: object) -> None:
@@ -205,12 +179,6 @@ def _take_back(module: nn.Module, args: object, output: object) -> None:
 
 def _restore_buffers(module: nn.Module) -> None:
     module._buffers.update(module.__dict__.pop("_contnorm_own", {}))
-
-
-def _remove(function: object, hooks: dict[int, Any], *marks: dict[int, bool]) -> None:
-    for key in [key for key, hook in hooks.items() if hook is function]:
-        for registry in (hooks, *marks):
-            registry.pop(key, None)
 
 
 # Pickled models refer to these two functions by name, so they must not be renamed.

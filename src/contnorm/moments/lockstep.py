@@ -2,7 +2,7 @@
 
 Each batch has a forward pass of its own, in a thread of its own, and one of them runs at a time. At a norm layer a pass
 stops until all batches have arrived and their pooled moments are written, so that every layer normalizes with the exact
-moments of all batches. The arithmetic is that of one pass over the data for each depth, and so are the bits.
+moments of all batches. The arithmetic is that of one pass over the data for each layer, and so are the bits.
 
 All batches are in memory at once, with the activations between two norm layers. Where that is too much, or where the
 batches do not call the same layers once each in the same order, the sweep ends with `NoLockstepError`.
@@ -19,12 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from contnorm.moments.batches import Call
-from contnorm.moments.buffers import normalizing_variance, write_finite_moments
-from contnorm.moments.pooling import PooledMoments, StopForward, add_input, first_input
-from contnorm.moments.weights import WeightGroups
+from contnorm.moments.batches import Call, WeightGroups
+from contnorm.moments.pooling import NoLockstepError, PooledMoments
 
-__all__ = ["Lockstep", "NoLockstepError", "fits_lockstep"]
+__all__ = ["Lockstep", "StopForward", "first_input", "fits_lockstep"]
 
 # Each forward pass has a thread, and on a CPU each such thread has a team of OpenMP threads.
 MOST_THREADS = 1024
@@ -32,8 +30,8 @@ MOST_THREADS = 1024
 ALIVE = 4
 
 
-class NoLockstepError(Exception):
-    """The batches can't advance together: too little memory, or they do not call the same layers once each."""
+class StopForward(BaseException):
+    """Ends a forward pass. A BaseException, so that no ``except Exception`` in the model catches it."""
 
 
 def fits_lockstep(batches: int | None) -> bool:
@@ -41,16 +39,20 @@ def fits_lockstep(batches: int | None) -> bool:
     return batches is not None and batches * (1 if batches == 1 else torch.get_num_threads()) <= MOST_THREADS
 
 
+def first_input(args: Any, kwargs: Any) -> Tensor:
+    """Return the input of a layer, from the arguments of its call."""
+    x: Tensor = args[0] if args else next(iter(kwargs.values()))
+    return x
+
+
 class Lockstep:
-    """One sweep over batches, which measures and writes the moments of all layers.
+    """One sweep over batches, which measures the moments of all layers.
 
     Args:
         model: The model, in evaluation mode.
         layers: The layers to measure.
         run: A function that runs the model on a batch.
-        check: Called with the pooled moments of a layer, by its name, before they are written.
-        arrived: Called whenever a batch has arrived at a norm layer.
-        merge: Called with a layer's name and the pooled moments of these batches; returns those of all processes.
+        settle: Called with the name and the pooled moments of a layer, which it writes.
         processes: The number of processes, which may share the memory of this machine.
     """
 
@@ -59,21 +61,19 @@ class Lockstep:
         model: nn.Module,
         layers: dict[str, nn.Module],
         run: Call,
-        check: Callable[[dict[str, PooledMoments]], None],
-        arrived: Callable[[], None],
-        merge: Callable[[str, PooledMoments], PooledMoments],
+        settle: Callable[[str, PooledMoments], None],
         processes: int = 1,
     ) -> None:
-        self.merge, self.processes = merge, processes
-        self.model, self.layers, self.run, self.check, self.arrived = model, layers, run, check, arrived
-        self.pools: dict[str, PooledMoments] = {}
+        self.model, self.layers, self.run, self.settle, self.processes = model, layers, run, settle, processes
+        self.settled: set[str] = set()
         self.current: str | None = None  # the layer at which the batches gather
+        self.pool = PooledMoments()
         self.index = 0  # of the batch whose forward pass runs
         self.error: BaseException | None = None
         self.batons: list[threading.Semaphore] = []
 
-    def measure(self, batches: Sequence[Any], groups: Sequence[WeightGroups | None]) -> dict[str, PooledMoments]:
-        """Return the pooled moments of the layers that the batches reach, in the order of their calls.
+    def measure(self, batches: Sequence[Any], groups: Sequence[WeightGroups | None]) -> None:
+        """Run all batches.
 
         Args:
             batches: The batches.
@@ -91,7 +91,6 @@ class Lockstep:
                 self.run(self.model, batches[0])
             else:
                 self._run_all(batches)
-        return self.pools
 
     def _run_all(self, batches: Sequence[Any]) -> None:
         self.batons = [threading.Semaphore(0) for _ in range(self.count + 1)]  # the last one wakes this thread
@@ -123,7 +122,10 @@ class Lockstep:
                 self.index = index
                 with state():
                     self.run(self.model, batch)
-                self._finish()
+                if index == 0:
+                    self.current = None
+                elif self.current is not None:
+                    raise NoLockstepError
         except StopForward:
             pass
         except BaseException as error:  # raised again by the thread that waits
@@ -131,25 +133,20 @@ class Lockstep:
         finally:
             self.batons[index + 1 if self.error is None else -1].release()
 
-    def _finish(self) -> None:
-        if self.index == 0:
-            self.current = None
-        elif self.current is not None:
-            raise NoLockstepError
-
     def _hook(self, name: str) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
             index = self.index
             x = first_input(args, kwargs)
-            self._enter(name, x)
-            add_input(self.pools[name], name, layer, x, self.groups[index])
-            self.arrived()
+            if index == 0:
+                if name in self.settled or (self.count > 1 and ALIVE * x.nbytes * self.count > self.room):
+                    raise NoLockstepError
+                self.pool, self.current = PooledMoments(), name
+            elif name != self.current:
+                raise NoLockstepError
+            self.pool.add_input(layer, x, self.groups[index])
             if index == self.count - 1:
-                pool = self.pools[name] = self.merge(name, self.pools[name])
-                self.check({name: pool})
-                write_finite_moments(
-                    self.layers, {name: (pool.mean, normalizing_variance(layer, pool.var, pool.effective))}
-                )
+                self.settle(name, self.pool)
+                self.settled.add(name)
             if self.count > 1:
                 self.batons[(index + 1) % self.count].release()
                 self.batons[index].acquire()
@@ -158,16 +155,6 @@ class Lockstep:
                 self.index = index
 
         return hook
-
-    def _enter(self, name: str, x: Tensor) -> None:
-        """Begin a layer with the first batch; check that the others arrive at the same one."""
-        if self.index == 0:
-            if name in self.pools or (self.count > 1 and ALIVE * x.nbytes * self.count > self.room):
-                raise NoLockstepError
-            self.pools[name] = PooledMoments()
-            self.current = name
-        elif name != self.current:
-            raise NoLockstepError
 
 
 def _free_memory(model: nn.Module, processes: int) -> int:

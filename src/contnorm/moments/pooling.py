@@ -1,18 +1,20 @@
-"""Exact moments pooled over batches: of the inputs of layers, which forward hooks measure."""
+"""Exact moments pooled over the inputs of a layer, over batches and over processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from contnorm.moments.buffers import batch_moments, normalizing_variance, write_moments
-from contnorm.moments.weights import WeightGroups
+from contnorm.moments.batches import WeightGroups
+from contnorm.moments.layers import batch_moments
 
-__all__ = ["PooledMoments", "StopForward", "add_input", "first_input", "own_moments_hook", "pooling_hook"]
+__all__ = ["Meetings", "NoLockstepError", "PooledMoments"]
 
 
 @dataclass
@@ -36,104 +38,86 @@ class PooledMoments:
             return self.count
         return self.total * self.total / self.total_squares
 
-    def add(self, count: int, mean: Tensor, var: Tensor, weight: float = 1) -> None:
-        if count == 0:
-            return
-        added = count * weight
-        total = self.total + added
-        off = mean - self.mean.to(mean.device)
-        share = added / total
-        self.mean = self.mean.to(mean.device) + off * share
-        self.squares = self.squares.to(mean.device) + var * added + off * off * (self.total * share)
-        self.count, self.total = self.count + count, total
-        self.total_squares += added * weight
+    def add_input(self, layer: nn.Module, x: Tensor, groups: WeightGroups | None) -> None:
+        """Add the values of a layer's input, by the weights of its samples."""
+        if groups and groups[0][1] is not None and sum(len(rows) for _, rows in groups if rows is not None) != len(x):
+            raise ValueError(f"reestimate: weights(batch) must have {len(x)} weights, as many as a norm has samples.")
+        for weight, rows in [(1, None)] if groups is None else groups:
+            part = x if rows is None else x[rows.to(x.device)]
+            if weight and part.numel():
+                count = part.numel() // part.shape[1]
+                mean, var = batch_moments(layer, part)
+                added = count * weight
+                self.merge(PooledMoments(count, added, added * weight, mean, var * added))
 
     def merge(self, other: PooledMoments) -> None:
-        """Add the values of another pool on the same device."""
+        """Add the values of another pool."""
         if other.total == 0:
             return
         total = self.total + other.total
-        off = other.mean - self.mean
+        mean, squares = self.mean.to(other.mean.device), self.squares.to(other.mean.device)
+        off = other.mean - mean
         share = other.total / total
-        self.mean = self.mean + off * share
-        self.squares = self.squares + other.squares + off * off * (self.total * share)
+        self.mean = mean + off * share
+        self.squares = squares + other.squares + off * off * (self.total * share)
         self.count, self.total = self.count + other.count, total
         self.total_squares += other.total_squares
-
-    @property
-    def device(self) -> torch.device:
-        return self.mean.device
 
     def to(self, device: torch.device | str) -> PooledMoments:
         return replace(self, mean=self.mean.to(device), squares=self.squares.to(device))
 
 
-def pooling_hook(
-    name: str, pool: PooledMoments, calls_remaining: dict[str, int], groups: WeightGroups | None
-) -> Callable[..., None]:
-    def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
-        if calls_remaining[name] == 0:
+class NoLockstepError(RuntimeError):
+    """Batches or processes can't advance together: too little memory, or they do not call the same layers once each."""
+
+
+class Meetings:
+    """Context manager in which the processes of a group meet at each norm layer that they measure, and at the end.
+
+    A process that can't go on says so instead. Then all leave: with a RuntimeError if one has failed, and otherwise
+    with `NoLockstepError`. So all processes meet the same number of times, and none waits for another.
+
+    Args:
+        group: The process group; None for this process alone.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self._open = group is not None
+
+    def pool(self, name: str, pool: PooledMoments) -> PooledMoments:
+        """Merge the moments of a layer over the processes, in their order."""
+        if self.group is None:
+            return pool
+        merged = PooledMoments()
+        for other in self._meet("at", name, pool.to("cpu")):
+            merged.merge(other)
+        return merged.to(pool.mean.device)
+
+    def _meet(self, state: str, detail: str = "", pool: PooledMoments | None = None) -> list[Any]:
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, (state, detail, pool), self.group)
+        self._open = state == "at" and all(there[:2] == (state, detail) for there in gathered)
+        for rank, (state_there, detail_there, _) in enumerate(gathered):
+            if state_there == "failed":
+                raise RuntimeError(f"reestimate: process {rank} of the group failed: {detail_there}")
+        if len({there[:2] for there in gathered}) > 1:
+            raise NoLockstepError("reestimate: the processes of the group have data that reaches different layers.")
+        return [there[2] for there in gathered]
+
+    def __enter__(self) -> Meetings:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._open:
             return
-        add_input(pool, name, layer, first_input(args, kwargs), groups)
-        calls_remaining[name] -= 1
-        if not any(calls_remaining.values()):
-            raise StopForward
-
-    return hook
-
-
-def own_moments_hook(name: str, pools: dict[str, PooledMoments], groups: WeightGroups | None) -> Callable[..., None]:
-    """Return a hook that adds an input to the layer's pool, and sets the layer's moments to those of this input."""
-
-    def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
-        own = PooledMoments()
-        add_input(own, name, layer, first_input(args, kwargs), groups)
-        if own.count == 1:
-            with_weight = "" if groups is None else " with a weight above 0"
-            raise ValueError(
-                f"reestimate: a batch has one value per channel{with_weight} at layer {name!r}, and its variance needs "
-                f"two or more. With exact=False, each batch is normalized with its own moments: give larger batches."
-            )
-        if own.count:
-            moments = own.mean, normalizing_variance(layer, own.var, own.effective)
-            write_moments({name: layer}, {name: moments})
-        pools.setdefault(name, PooledMoments()).merge(own)
-
-    return hook
-
-
-def first_input(args: Any, kwargs: Any) -> Tensor:
-    """Return the input of a layer, from the arguments of its call."""
-    x: Tensor = args[0] if args else next(iter(kwargs.values()))
-    return x
-
-
-def add_input(pool: PooledMoments, name: str, layer: nn.Module, x: Tensor, groups: WeightGroups | None) -> None:
-    """Add the values of a layer's input to a pool."""
-    if groups is not None:
-        _add_groups(pool, name, layer, x, groups)
-    elif x.numel():
-        pool.add(x.numel() // x.shape[1], *batch_moments(layer, x))
-
-
-def _add_groups(pool: PooledMoments, name: str, layer: nn.Module, x: Tensor, groups: WeightGroups) -> None:
-    samples = _samples(groups)
-    if samples is not None and len(x) != samples:
-        raise ValueError(
-            f"reestimate: weights(batch) has {samples} weights, and the input of layer {name!r} has {len(x)} samples. "
-            f"Return one weight for each sample of the first dimension."
-        )
-    for weight, rows in groups:
-        part = x[rows.to(x.device)] if isinstance(rows, Tensor) else x
-        if weight and part.numel():
-            pool.add(part.numel() // part.shape[1], *batch_moments(layer, part), weight)
-
-
-def _samples(groups: WeightGroups) -> int | None:
-    """Return the number of samples that have weights; None if the batch has one weight."""
-    counts = [len(rows) if isinstance(rows, Tensor) else rows for _, rows in groups]
-    return sum(count for count in counts if count is not None) if None not in counts else None
-
-
-class StopForward(BaseException):
-    """Ends a forward pass. A BaseException, so that no ``except Exception`` in the model catches it."""
+        if error is None:
+            self._meet("end")
+        elif isinstance(error, NoLockstepError | torch.OutOfMemoryError):
+            self._meet("no sweep")
+        elif isinstance(error, Exception):
+            with suppress(RuntimeError):  # this process raises its own error
+                self._meet("failed", f"{type(error).__name__}: {error}")

@@ -4,11 +4,9 @@ They are defined as the buffers after a single training-mode forward over all th
 needs all the data in one batch; this implementation does not. It reads the batches once, and they advance together from
 norm layer to norm layer (`lockstep`).
 
-Where the batches do not fit into memory together, it measures the layers depth by depth, with the same result: the
-exact moments of a layer are pooled over all batches, while the layers before it normalize with the exact moments
-measured before. The depth of a layer is the number of norm layers on the longest path from the input to it. It is
-determined by tracing the data flow of one forward pass, so that layers on parallel branches share a pass. Each pass
-stops at the last layer that it measures.
+Where the batches do not fit into memory together, it measures the layers one by one in the order of their calls, with
+the same result: the exact moments of a layer are pooled over all batches, while the layers before it normalize with the
+exact moments measured before. Each of these passes stops at the layer that it measures.
 
 With ``exact=False`` the moments are approximate: one pass, in which each batch is normalized with its own moments, as
 in training, and the moments of the batches are pooled.
@@ -24,22 +22,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from contnorm.checks import check_model
-from contnorm.moments.batches import (
-    Call,
-    call_on_batch,
-    call_on_first_element,
-    check_batches,
-    number_of_batches,
-    to_model_device,
-)
-from contnorm.moments.buffers import (
+from contnorm.moments.batches import Call, WeightGroups, Weights, call_on_batch, group_by_weight, number_of_batches
+from contnorm.moments.freeze import evaluation_mode, frozen_stats, released_stats
+from contnorm.moments.layers import (
     Frozen,
     NonFiniteMomentsError,
     keeps_moments,
@@ -50,28 +43,16 @@ from contnorm.moments.buffers import (
     write_finite_moments,
     write_moments,
 )
-from contnorm.moments.depth import trace_depths
-from contnorm.moments.freeze import evaluation_mode, frozen_stats, released_stats
-from contnorm.moments.lockstep import Lockstep, NoLockstepError, fits_lockstep
-from contnorm.moments.pooling import PooledMoments, StopForward, own_moments_hook, pooling_hook
-from contnorm.moments.processes import Meetings, check_process_group, pool_over_processes
-from contnorm.moments.progress import PassProgress, check_progress, show_progress
-from contnorm.moments.weights import BatchWeights, WeightGroups, Weights
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from contnorm.moments.lockstep import Lockstep, StopForward, first_input, fits_lockstep
+from contnorm.moments.pooling import Meetings, NoLockstepError, PooledMoments
 
 __all__ = [
-    "Call",
     "LayerMoments",
     "NonFiniteMomentsError",
     "Reestimated",
-    "Weights",
-    "call_on_first_element",
     "keeps_moments",
     "moment_layers",
     "reestimate",
-    "to_model_device",
 ]
 
 
@@ -123,7 +104,6 @@ def reestimate(
     call: Call | None = None,
     exact: bool = True,
     frozen: Frozen = "raise",
-    progress: bool | Console = False,
     process_group: Any = None,
 ) -> Reestimated:
     """Set all running moments of a model to the exact moments of the given data (the paper's BN*), layer by layer.
@@ -131,7 +111,7 @@ def reestimate(
     The model runs in evaluation mode without gradients, once on each batch: the batches advance together from norm
     layer to norm layer. If they do not fit into half of the free memory together, if their number is not known
     (``len``), if a layer is called several times in a forward pass (its calls are pooled), or if batches or processes
-    call the layers in different orders, the model runs once per depth of norm layers instead, and memory use does not
+    call the layers in different orders, the model runs once per call of a norm layer instead, and memory use does not
     grow with the data. The moments are the same. Gradients, modes, batch counters and all other state stay unchanged.
 
     Args:
@@ -141,8 +121,8 @@ def reestimate(
             is a mapping, as in transformers, the model is called as ``model(**batch)``, without labels (``labels``,
             ``label``, ``label_ids``, unless ``forward`` requires them) and without keys that ``forward`` does not take.
         weights: A function ``weights(batch)`` that returns the weight of each sample of a batch, a tensor of shape
-            (N,), or one number, the weight of each of its samples; or a sequence of such numbers, one for each batch.
-            Weights are numbers from 0, and only their ratios matter. Default: all samples have the same weight.
+            (N,), or one number, the weight of each of its samples. Weights are numbers from 0, and only their ratios
+            matter. Default: all samples have the same weight.
         call: A function ``call(model, batch)`` that runs the model on a batch, if the default does not apply.
         exact: False for approximate moments in one pass over a stream of any length, one batch in memory at a time.
             Each batch is then normalized with its own moments, as by ``torch.optim.swa_utils.update_bn``, but means and
@@ -152,7 +132,6 @@ def reestimate(
         frozen: What to do with layers whose moments are frozen (`freeze_stats`): ``"raise"`` an error; ``"lift"`` to
             set their moments too and leave them frozen; ``"keep"`` to leave their moments, so that later layers are
             measured with them.
-        progress: Whether to show a progress bar; or the rich console to show it on. Without rich, lines on stderr.
         process_group: The processes of ``torch.distributed`` whose data is pooled, such as
             ``torch.distributed.group.WORLD``. Each of them calls this function with its own batches, and all get the
             same moments. By default, the batches of this process alone are used.
@@ -161,9 +140,8 @@ def reestimate(
         The old and new moments. Used as a context manager, it restores the old moments on exit.
 
     Raises:
-        TypeError: For a generator, which can be iterated only once, unless ``exact=False``; for an object that holds
-            no batches, for weights that are neither a function nor numbers, and for a mapping whose keys do not fit
-            the model's forward.
+        TypeError: For a generator, which can be iterated only once, unless ``exact=False``; for a tensor; and for a
+            mapping whose keys do not fit the model's forward.
         ValueError: If there is no data, if the moments of a layer cannot be measured or are frozen, if the model has
             an unknown layer with running moments, if weights do not fit the batches, or if with ``exact=False`` a batch
             has one value per channel at a layer.
@@ -178,12 +156,6 @@ def reestimate(
         tensor([2.]) tensor([4.6667])
         >>> model[0].running_mean
         tensor([0.])
-
-        With weights of batches, here so that the second one counts three times:
-
-        >>> with reestimate(model, data, weights=[1, 3]):
-        ...     print(model[0].running_mean)
-        tensor([2.7500])
 
         With weights of samples, here of tasks, the second element of a batch, so that both tasks count the same:
 
@@ -200,196 +172,164 @@ def reestimate(
         ...     print(model[0].running_mean)
         tensor([500.])
     """
-    check_batches(batches, exact)
-    check_progress(progress)
-    check_process_group(process_group)
-    batch_weights = None if weights is None else BatchWeights(weights, batches)
-    layers = _targets(check_model(model, "reestimate"), frozen)
+    if isinstance(batches, Tensor):
+        raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")
+    if exact and isinstance(batches, Iterator):
+        raise TypeError(
+            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and exact moments may need "
+            f"several passes over the data. Give a list, a DataLoader, or another object that can be iterated "
+            f"repeatedly; or exact=False, for approximate moments in one pass."
+        )
+    if process_group is not None and not (dist.is_available() and dist.is_initialized()):
+        raise ValueError("reestimate: process_group is given, but torch.distributed is not initialized.")
+    layers = moment_layers(check_model(model, "reestimate"), frozen)
+    if not layers:
+        raise ValueError(
+            f"reestimate: {type(model).__name__} has no norm layer with running moments to estimate. See "
+            f"contnorm.summarize(model)."
+        )
     old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [moment_buffers(layer)]}
-    run = call or call_on_batch
+    measurement = _Measurement(model, layers, call or call_on_batch, weights, process_group)
     with released_stats(layers.values()):  # hooks of frozen layers hand out copies of the moments
         try:
-            with torch.no_grad(), _in_evaluation(model), show_progress(progress, "Re-estimating moments") as shown:
-                reached = _measure_all(_Passes(model, layers, run, batch_weights, shown, process_group), batches, exact)
+            with torch.no_grad(), _in_evaluation(model):
+                pools = measurement.exact(batches) if exact else measurement.approximate(batches)
+            stored = {n: (pool.mean, stored_variance(layers[n], pool.var, pool.effective)) for n, pool in pools.items()}
+            write_finite_moments(layers, stored)
         except BaseException:
             write_moments(layers, old)
             raise
-    return Reestimated(reached, {name: old[name] for name in reached})
+    return Reestimated({name: layers[name] for name in pools}, {name: old[name] for name in pools})
 
 
-def _targets(model: nn.Module, frozen: Frozen) -> dict[str, nn.Module]:
-    layers = moment_layers(model, frozen)
-    if not layers:
-        with_moments = "norm layer with running moments" + (" that are not frozen" if frozen == "keep" else "")
-        raise ValueError(
-            f"reestimate: {type(model).__name__} has no {with_moments}, so there is nothing to "
-            f"estimate. See contnorm.summarize(model)."
-        )
-    return layers
-
-
-def _measure_all(plan: _Passes, batches: Iterable[Any], exact: bool) -> dict[str, nn.Module]:
-    """Measure and write the moments of all layers; return the layers that the data reached."""
-    layers = plan.layers
-    pooled = plan.sweep(batches) if exact else plan.approximate(batches)
-    if pooled is None:
-        pooled = {}
-        while plan.depth is not None:
-            pooled |= plan.measure(batches)
-    write_finite_moments(
-        layers,
-        {name: (pool.mean, stored_variance(layers[name], pool.var, pool.effective)) for name, pool in pooled.items()},
-    )
-    return {name: layers[name] for name in pooled}
-
-
-class _Passes:
-    """Passes over the data, one for each depth. The first batch of the first pass is also used to trace the depths."""
+class _Measurement:
+    """The moments of the layers of a model, pooled over batches and processes."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        layers: dict[str, nn.Module],
-        run: Call,
-        weights: BatchWeights | None,
-        progress: PassProgress,
-        group: Any,
+        self, model: nn.Module, layers: dict[str, nn.Module], run: Call, weights: Weights | None, group: Any
     ) -> None:
-        self.model, self.layers, self.run, self.weights, self.progress = model, layers, run, weights, progress
-        self.group = group
-        self.calls: dict[str, list[int]] = {}
-        self.depth: int | None = 0
-        self.batches: int | None = None  # batches of the first pass
-        self.done = 0  # batches of all passes
+        self.model, self.layers, self.run, self.weights, self.group = model, layers, run, weights, group
+        self.meetings = Meetings(None)
+        self.pools: dict[str, PooledMoments] = {}
 
-    def sweep(self, batches: Iterable[Any]) -> dict[str, PooledMoments] | None:
-        """Measure and write the moments of all layers in one sweep; return None if that is not possible."""
+    def exact(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
+        """Measure all layers in one sweep; where that is not possible, in a pass for each call of a layer."""
         try:
-            with Meetings(self.group) as meetings:
-                return self._run_sweep(batches, meetings)
+            with Meetings(self.group) as self.meetings:
+                self._sweep(batches)
         except (NoLockstepError, torch.OutOfMemoryError):
-            self.batches, self.done = None, 0
-            return None
+            self.pools = {}
+            with Meetings(self.group) as self.meetings:
+                self._run_passes(batches)
+        return self._measured()
 
-    def _run_sweep(self, batches: Iterable[Any], meetings: Meetings) -> dict[str, PooledMoments]:
+    def approximate(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
+        """Pool the inputs of all layers in one pass, in which each batch is normalized with its own moments."""
+        pools: dict[str, PooledMoments] = {}
+        with Meetings(self.group) as self.meetings:
+            for batch in batches:
+                groups = self._groups(batch)
+                if groups is None or any(weight for weight, _ in groups):  # a batch without weight adds nothing
+                    self._run(batch, {name: self._own_moments_hook(name, pools, groups) for name in self.layers})
+            for name, pool in pools.items():
+                self.pools[name] = self._merged(name, pool)
+        return self._measured()
+
+    def _measured(self) -> dict[str, PooledMoments]:
+        if not self.pools:
+            raise ValueError("reestimate: no data reached a norm layer with running moments. Give batches of samples.")
+        return self.pools
+
+    def _sweep(self, batches: Iterable[Any]) -> None:
         if not fits_lockstep(number_of_batches(batches)):
             raise NoLockstepError
         held = list(batches)
-        self._check_batches(len(held))
-        groups = [None if self.weights is None else self.weights.groups(batch, i) for i, batch in enumerate(held)]
-        pools = Lockstep(
-            self.model, self.layers, self.run, self._check_counts, self._show_sweep, meetings.pool, meetings.size
-        ).measure(held, groups)
-        if len(pools) < len(self.layers):  # raises an error if the moments of a layer are used without its call
-            trace_depths(self.model, self.layers, held[0], self.run)
-        return pools
+        if held:
+            lockstep = Lockstep(self.model, self.layers, self.run, self._settle, self.meetings.size)
+            lockstep.measure(held, [self._groups(batch) for batch in held])
 
-    def approximate(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
-        """Pool the inputs of all layers over the data of all processes in one pass, each batch with its own moments."""
-        pools = pool_over_processes(lambda: self._run_once(batches), self.group)
-        self._check_counts(pools)
-        return pools
+    def _run_passes(self, batches: Iterable[Any]) -> None:
+        calls: list[str] = []  # the layers in the order of their calls, of the first batch
+        settled, length = 0, None
+        while settled < len(calls) or length is None:
+            seen, pool = 0, PooledMoments()
+            for batch in batches:
+                if not calls:
+                    self._run(batch, {name: self._recording_hook(name, calls) for name in self.layers})
+                if calls:
+                    name = calls[settled]
+                    # A layer that is called several times is measured at each call, over all its calls up to there.
+                    hook = self._pooling_hook(pool, calls[: settled + 1].count(name), self._groups(batch))
+                    self._run(batch, {name: hook})
+                seen += 1
+            if length not in (None, seen):
+                raise ValueError(
+                    f"reestimate: the first pass over the data had {length} batches and a later one {seen}. Give a "
+                    f"list, or an object that can be iterated repeatedly."
+                )
+            length = seen
+            if calls:
+                self._settle(calls[settled], pool)
+                settled += 1
 
-    def _run_once(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
-        pools: dict[str, PooledMoments] = {}
-        seen, length = 0, number_of_batches(batches)
-        for batch in batches:
-            groups = None if self.weights is None else self.weights.groups(batch, seen)
-            if groups is None or any(weight for weight, _ in groups):  # a batch without weight adds nothing
-                first = not pools
-                self._pool_with_own_moments(batch, pools, groups)
-                if first and len(pools) < len(self.layers):  # raises an error if moments are used without a call
-                    trace_depths(self.model, self.layers, batch, self.run)
-            seen += 1
-            self.progress.update(seen, length, 1)
-        self._check_batches(seen)
-        self.progress.update(seen, seen, 1)
-        if not pools:
-            raise ValueError(f"reestimate: no data reached a layer: all {seen} batches have the weight 0.")
-        return pools
+    def _groups(self, batch: Any) -> WeightGroups | None:
+        return None if self.weights is None else group_by_weight(self.weights(batch))
 
-    def _pool_with_own_moments(self, batch: Any, pools: dict[str, PooledMoments], groups: WeightGroups | None) -> None:
-        with ExitStack() as hooks:
-            for name, layer in self.layers.items():
-                hook = own_moments_hook(name, pools, groups)
-                hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+    def _run(self, batch: Any, hooks: dict[str, Any]) -> None:
+        with ExitStack() as stack:
+            for name, hook in hooks.items():
+                stack.callback(self.layers[name].register_forward_pre_hook(hook, with_kwargs=True).remove)
+            stack.enter_context(suppress(StopForward))
             self.run(self.model, batch)
 
-    def _show_sweep(self) -> None:
-        self.done += 1
-        self.progress.update(self.done, self.batches, len(self.layers))
+    def _settle(self, name: str, pool: PooledMoments) -> None:
+        """Write the moments of a layer with which the layers after it are measured, those of a training forward."""
+        pool = self.pools[name] = self._merged(name, pool)
+        moments = pool.mean, normalizing_variance(self.layers[name], pool.var, pool.effective)
+        write_finite_moments(self.layers, {name: moments})
 
-    @property
-    def passes(self) -> int:
-        return len({depth for depths in self.calls.values() for depth in depths})
-
-    def measure(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
-        """Pool the inputs of the layers at the current depth over the data of all processes; write their moments."""
-        pools = pool_over_processes(lambda: self._run_pass(batches), self.group)
-        self._check_counts(pools)
-        # The layers before the next depth must normalize with the variance of a training-mode forward.
-        write_finite_moments(
-            self.layers,
-            {name: (p.mean, normalizing_variance(self.layers[name], p.var, p.effective)) for name, p in pools.items()},
-        )
-        deeper = {depth for depths in self.calls.values() for depth in depths if depth > (self.depth or 0)}
-        self.depth = min(deeper, default=None)
-        return pools
-
-    def _run_pass(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
-        """Run one pass over the data of this process."""
-        pools: dict[str, PooledMoments] = {}
-        seen, length = 0, number_of_batches(batches)
-        for batch in batches:
-            if not self.calls:
-                self.calls = trace_depths(self.model, self.layers, batch, self.run)
-            # A layer with calls at several depths is measured at each of them, over all its calls up to that depth.
-            due = {name: sum(d <= self.depth for d in ds) for name, ds in self.calls.items() if self.depth in ds}
-            pools = pools or {name: PooledMoments() for name in due}
-            self._pool(batch, seen, pools, due)
-            seen += 1
-            self.done += 1
-            self.progress.update(self.done, length or self.batches, self.passes)
-        self._check_batches(seen)
-        if length is None and self.done == seen:
-            self.progress.update(self.done, seen, self.passes)
-        return pools
-
-    def _pool(self, batch: Any, index: int, pools: dict[str, PooledMoments], due: dict[str, int]) -> None:
-        calls_remaining = dict(due)
-        groups = None if self.weights is None else self.weights.groups(batch, index)
-        with ExitStack() as hooks:
-            for name in due:
-                hook = pooling_hook(name, pools[name], calls_remaining, groups)
-                hooks.callback(self.layers[name].register_forward_pre_hook(hook, with_kwargs=True).remove)
-            hooks.enter_context(suppress(StopForward))
-            self.run(self.model, batch)
-
-    def _check_batches(self, seen: int) -> None:
-        if self.batches is None and seen == 0:
-            raise ValueError("reestimate: batches is empty. Give at least one batch of data.")
-        if self.batches is not None and seen != self.batches:
+    def _merged(self, name: str, pool: PooledMoments) -> PooledMoments:
+        pool = self.meetings.pool(name, pool)
+        if pool.count < 2:
+            values = "one value" if pool.count else "no value"
             raise ValueError(
-                f"reestimate: the first pass over the data had {self.batches} batches and a later one {seen}. Every "
-                f"pass must read the same data; give a list, or an object that can be iterated repeatedly."
+                f"reestimate: all batches together have {values} per channel with a weight above 0 at layer {name!r}, "
+                f"and a variance needs two or more. Give more samples."
             )
-        self.batches = seen
-        if self.weights is not None:
-            self.weights.check_count(seen)
+        return pool
 
-    def _check_counts(self, pools: dict[str, PooledMoments]) -> None:
-        for name, pool in pools.items():
-            if pool.count == 0:
-                or_weights = "" if self.weights is None else " or have the weight 0"
+    def _recording_hook(self, name: str, calls: list[str]) -> Any:
+        return lambda layer, args, kwargs: calls.append(name)
+
+    def _pooling_hook(self, pool: PooledMoments, calls: int, groups: WeightGroups | None) -> Any:
+        remaining = calls
+
+        def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+            nonlocal remaining
+            pool.add_input(layer, first_input(args, kwargs), groups)
+            remaining -= 1
+            if not remaining:
+                raise StopForward
+
+        return hook
+
+    def _own_moments_hook(self, name: str, pools: dict[str, PooledMoments], groups: WeightGroups | None) -> Any:
+        """Return a hook that adds an input to the layer's pool, and sets the layer's moments to those of this input."""
+
+        def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+            own = PooledMoments()
+            own.add_input(layer, first_input(args, kwargs), groups)
+            if own.count == 1:
                 raise ValueError(
-                    f"reestimate: no data reached layer {name!r}: all {self.batches} batches are empty{or_weights}."
+                    f"reestimate: a batch has one value per channel at layer {name!r}, and its variance needs two or "
+                    f"more. With exact=False, each batch is normalized with its own moments: give larger batches."
                 )
-            if pool.count == 1:
-                with_weight = "" if self.weights is None else " with a weight above 0"
-                raise ValueError(
-                    f"reestimate: all batches together have one value per channel{with_weight} at layer {name!r}, and "
-                    f"a variance needs two or more. Give more samples."
-                )
+            if own.count:
+                moments = own.mean, normalizing_variance(layer, own.var, own.effective)
+                write_moments({name: layer}, {name: moments})
+            pools.setdefault(name, PooledMoments()).merge(own)
+
+        return hook
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from contnorm.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from contnorm.paper.claims import decide
+    from contnorm.paper.claims import decide_claims
     from contnorm.paper.data_table import compare_data
     from contnorm.paper.lr_search import GridResult, TuneOptions, TuneResult, tune
     from contnorm.paper.published import PublishedComparison, compare_published
@@ -36,7 +36,7 @@ __all__ = [
     "TuneResult",
     "compare_data",
     "compare_published",
-    "decide",
+    "decide_claims",
     "find_recipe",
     "lines_of",
     "recipe_names",
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "contnorm.paper.claims": ("decide",),
+    "contnorm.paper.claims": ("decide_claims",),
     "contnorm.paper.data_table": ("compare_data",),
     "contnorm.paper.lr_search": (
         "GridResult",

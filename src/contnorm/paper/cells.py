@@ -159,13 +159,18 @@ def _row(number: PublishedNumber) -> str:
 
 
 def matches(place: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a place has the wanted value in all named dimensions; ``"own"`` means the default of the norm (None).
+    """Whether a place has the wanted value, or one of several, in all named dimensions.
+
+    ``"own"`` means the default of the norm (None).
 
     Example:
         >>> matches({"norm": "cn", "groups": 8}, {"norm": "cn"}), matches({"norm": "cn", "groups": 8}, {"groups": 32})
         (True, False)
+        >>> matches({"norm": "cn", "groups": 8}, {"norm": ["bn", "cn"]})
+        True
     """
-    return all(place[key] == (None if value == "own" else value) for key, value in wanted.items())
+    options = {key: value if isinstance(value, list) else [value] for key, value in wanted.items()}
+    return all(place[key] in [None if one == "own" else one for one in values] for key, values in options.items())
 
 
 def comparable(cell: RecipeCell, partner: RecipeCell, than: Mapping[str, Any]) -> bool:

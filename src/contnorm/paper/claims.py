@@ -1,8 +1,8 @@
-"""Decide the claims of a recipe with runs: by fresh seeds in stages, or by exploratory seeds.
+"""Decide the claims of a recipe by its runs.
 
-Seeds from 100 on are *fresh*: no setting was chosen with them. `decide_staged` decides by them, with the staged
-intervals of `contnorm.bench.sequential`, which are wrong anywhere in a table with a probability of at most 5 %. Lower
-seeds are *exploratory*: `decide` uses the ordinary 95 % interval of each case.
+Seeds from 100 on are *fresh*: no setting was chosen with them. They decide by the rule of `contnorm.bench.sequential`;
+the comparisons of a table on one stream, of which both cells were run, are a family. Lower seeds are *exploratory*:
+they have ordinary 95 % intervals, which decide nothing.
 
 A claim holds if all its cases hold and does not hold if any case is refuted. Otherwise it is undecided if some case is.
 A claim that one score is above another may also turn out to be *equivalent*, within the margin, in all cases, or to
@@ -12,34 +12,27 @@ A claim that one score is above another may also turn out to be *equivalent*, wi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
+from contnorm.bench.comparison import chance_level
 from contnorm.bench.records import spread_over_seeds
 from contnorm.bench.sequential import (
     FIRST_SEED,
+    LOOKS,
     MARGIN,
-    STAGES,
-    Decision,
+    MAX_SEEDS,
+    Verdict,
     decide_differences,
-    reachable,
-    stage_seeds,
+    decide_family,
+    decide_with,
+    reach,
+    with_chance,
 )
-from contnorm.bench.spread import Spread, spread_ratio
-from contnorm.bench.stats import (
-    RESAMPLES,
-    Interval,
-    PairedDifference,
-    summarize_differences,
-    variance_ratio_interval,
-)
-from contnorm.errors import UserError
+from contnorm.bench.stats import Interval, PairedDifference, summarize_differences, variance_ratio_interval
 from contnorm.paper.cells import RecipeCell, cells_of
-from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparisons_of, count_comparisons
+from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparison_key, comparisons_of
 from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.recipe import Claim, Recipe
 from contnorm.paper.scores import drift_parts
@@ -53,9 +46,7 @@ __all__ = [
     "Evidence",
     "Outcome",
     "StagedRule",
-    "decide",
     "decide_claims",
-    "decide_staged",
     "decided_comparisons",
     "differences_of",
     "has_margin",
@@ -66,9 +57,6 @@ Outcome = Literal["holds", "holds in part", "equivalent", "does not hold", "unde
 FRESH = f"Fresh seeds, from {FIRST_SEED} on"  # title of tables
 OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "equivalent", "does not hold", "undecided")
 Evidence = Literal["staged", "exploratory"]
-TAIL_RESAMPLES = 10  # bootstrap samples beyond either end of an interval, so that its ends are known
-MOST_RESAMPLES = 100_000
-MOST_STAGES = 12  # stages to look ahead for the seeds that a case would need: 16,384 seeds
 
 
 @dataclass(frozen=True)
@@ -80,11 +68,12 @@ class ClaimCase:
         seeds: Number of shared seeds behind the outcome.
         outcome: Decision by the interval.
         paired: Paired differences; None if variances are compared or if there are no records.
-        interval: Interval that decides the claim; None if there is none.
+        interval: Interval that decides the claim, or of exploratory seeds an ordinary 95 % interval; None if there is
+            none.
         verdict: Verdict of the staged rule on the difference, such as ``"higher, within the margin"``; empty if the
             outcome says all.
         note: What an undecided case lacks, and which seeds are not counted; empty if there is nothing to say.
-        ratio: Of which measures of spread ``interval`` is the ratio; empty if it is of a difference.
+        is_ratio: Whether ``interval`` is of a ratio of variances.
     """
 
     what: str
@@ -94,7 +83,7 @@ class ClaimCase:
     interval: Interval | None
     verdict: str = ""
     note: str = ""
-    ratio: Literal["", "variances", "mean absolute deviations"] = ""
+    is_ratio: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,81 +130,72 @@ class ClaimResult:
 
 @dataclass(frozen=True)
 class StagedRule:
-    """The staged rule for the claims of one table.
+    """How fresh seeds decide the claims of a table.
 
     Attributes:
-        comparisons: Number of comparisons among which the error rate of 5 % is divided.
         margin: Largest difference in points that counts as equivalent.
-        max_seeds: Largest number of seeds that undecided cases may get; None for no limit.
+        max_seeds: Largest number of seeds that undecided cases may get.
+        exploratory: Whether signs are decided by the procedure of Benjamini and Hochberg instead of Holm's, as in
+            tables of our own.
     """
 
-    comparisons: int
     margin: float = MARGIN
-    max_seeds: int | None = None
+    max_seeds: int = MAX_SEEDS
+    exploratory: bool = False
 
     @classmethod
-    def of(cls, recipe: Recipe, margin: float = MARGIN, max_seeds: int | None = None) -> StagedRule:
+    def of(cls, recipe: Recipe, margin: float = MARGIN, max_seeds: int = MAX_SEEDS) -> StagedRule:
         """The rule for a recipe.
 
         Example:
             >>> from contnorm.paper.recipe import find_recipe
-            >>> StagedRule.of(find_recipe("table12")).comparisons
-            5
+            >>> StagedRule.of(find_recipe("table12")).exploratory, StagedRule.of(find_recipe("panel")).exploratory
+            (False, True)
         """
-        return cls(max(1, count_comparisons(recipe)), margin, max_seeds)
-
-    def decide(self, differences: Mapping[int, float], diverged: Collection[int] = ()) -> Decision:
-        """Decide one comparison from its differences by seed."""
-        return decide_differences(differences, cases=self.comparisons, margin=self.margin, diverged=diverged)
-
-    def half_width(self, std: float, seeds: int) -> float:
-        """Half the width of the interval of the stage with so many seeds, for a standard deviation of differences."""
-        return reachable(std, self.margin, self.comparisons, seeds).half_width
+        return cls(margin, max_seeds, exploratory=recipe.ours)
 
 
 def decide_claims(
     recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRule | None = None
 ) -> tuple[ClaimResult, ...]:
-    """Decide all claims of a recipe: by the staged rule, or by exploratory seeds without one.
+    """Decide all claims of a recipe by fresh seeds; or show their numbers by exploratory seeds, without a rule.
 
     Args:
         recipe: The recipe.
-        measured: Its cells with their records. For the staged rule, cells that are not among them count as not run.
-        rule: The staged rule of the table, for fresh seeds; None for exploratory seeds.
+        measured: Its cells with their records. For fresh seeds, cells that are not among them count as not run.
+        rule: The rule for fresh seeds; None for exploratory seeds.
     """
-    if rule is None:
-        recorded = [one for one in measured if one.records]
-        return tuple(decide(claim, recorded) for claim in recipe.claims)
-    places = {tuple(one.cell.place.items()) for one in measured}
-    absent = [MeasuredCell(cell, {}) for cell in cells_of(recipe) if tuple(cell.place.items()) not in places]
-    return tuple(decide_staged(claim, [*measured, *absent], rule) for claim in recipe.claims)
+    if rule is not None:
+        places = {tuple(one.cell.place.items()) for one in measured}
+        absent = [cell for cell in cells_of(recipe) if tuple(cell.place.items()) not in places]
+        measured = [*measured, *(MeasuredCell(cell, {}) for cell in absent)]
+    else:
+        measured = [one for one in measured if one.records]
+    return tuple(decide_several(recipe.claims, measured, rule))
 
 
-def decide(claim: Claim, measured: Sequence[MeasuredCell]) -> ClaimResult:
-    """Decide a claim by exploratory seeds: the 95 % interval of the paired differences of each case."""
-    by_cell = {one.cell: one for one in measured}
-    comparisons = comparisons_of(claim, list(by_cell))
-    cases = tuple(_exploratory_case(claim, one, _Values(claim, one, by_cell)) for one in comparisons)
-    return ClaimResult(claim, _overall(cases), cases)
+def decide_several(
+    claims: Sequence[Claim], measured: Sequence[MeasuredCell], rule: StagedRule | None
+) -> Iterator[ClaimResult]:
+    """Decide some claims together, by the cells of their table; as `decide_claims`.
 
-
-def decide_staged(claim: Claim, measured: Sequence[MeasuredCell], rule: StagedRule) -> ClaimResult:
-    """Decide a claim by fresh seeds, in stages.
-
-    Args:
-        claim: The claim.
-        measured: All cells of the table, with the records of fresh seeds. Cases none of whose cells was run are listed
-            in `ClaimResult.not_run` and do not count.
-        rule: The staged rule of the table.
+    Cases of fresh seeds none of whose cells was run are listed in `ClaimResult.not_run` and do not count.
     """
     by_cell = {one.cell: one for one in measured}
-    cases, not_run = [], []
-    for one in comparisons_of(claim, list(by_cell)):
-        if any(by_cell[cell].run for cell in one.cells):
-            cases.append(_staged_case(claim, one, _Values(claim, one, by_cell), rule))
-        else:
-            not_run.append(one.label)
-    return ClaimResult(claim, _overall(cases), tuple(cases), "staged", tuple(not_run))
+    compared = [(claim, list(comparisons_of(claim, list(by_cell)))) for claim in claims]
+    families = {} if rule is None else _families(compared, by_cell, rule)
+    for claim, comparisons in compared:
+        cases, not_run = [], []
+        for one in comparisons:
+            values = _Values(claim, one, by_cell)
+            if rule is not None and not any(by_cell[cell].run for cell in one.cells):
+                not_run.append(one.label)
+            elif rule is None or claim.score in DETERMINISTIC or claim.kind == "steadier":
+                cases.append(_exploratory_case(claim, one, values))
+            else:
+                cases.append(_staged_case(claim, one, values, families.get(one.stream), rule))
+        evidence: Evidence = "exploratory" if rule is None else "staged"
+        yield ClaimResult(claim, _overall(cases), tuple(cases), evidence, tuple(not_run))
 
 
 def decided_comparisons(
@@ -223,11 +203,15 @@ def decided_comparisons(
 ) -> list[tuple[CellComparison, bool]]:
     """Comparisons of a recipe's claims that seeds can decide, those not run included, and whether each is decided."""
     by_cell = {one.cell: one for one in measured}
+    claims = [claim for claim in recipe.claims if claim.kind != "steadier"]
+    compared = [(claim, list(comparisons_of(claim, list(by_cell)))) for claim in claims]
+    families = _families(compared, by_cell, rule)
     return [
-        (one, _staged_case(claim, one, values, rule).outcome != "undecided")
-        for claim in recipe.claims
-        for one in comparisons_of(claim, list(by_cell))
+        (one, case.outcome != "undecided")
+        for claim, comparisons in compared
+        for one in comparisons
         if one.is_complete and (values := _Values(claim, one, by_cell)).has_score
+        for case in [_staged_case(claim, one, values, families.get(one.stream), rule)]
     ]
 
 
@@ -236,6 +220,37 @@ def differences_of(
 ) -> dict[int, float]:
     """The differences by seed that decide one case of a claim."""
     return _Values(claim, comparison, measured).differences
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Comparisons of a table on one stream: their number, and the share of alpha at which signs are decided."""
+
+    size: int
+    share: float
+
+
+def _families(
+    compared: Sequence[tuple[Claim, Sequence[CellComparison]]],
+    cells: Mapping[RecipeCell, MeasuredCell],
+    rule: StagedRule,
+) -> dict[str, _Family]:
+    """Families by stream, of the comparisons that have a look."""
+    by_stream: dict[str, dict[Hashable, Verdict]] = {}
+    for claim, comparisons in compared:
+        if claim.score in DETERMINISTIC or claim.kind == "steadier":
+            continue
+        for one in comparisons:
+            verdict = _alone(claim, _Values(claim, one, cells), rule)
+            if verdict.looks:
+                by_stream.setdefault(one.stream, {})[comparison_key(claim, one)] = verdict
+    correction: Literal["holm", "benjamini-hochberg"] = "benjamini-hochberg" if rule.exploratory else "holm"
+    families = {stream: decide_family(some, correction=correction) for stream, some in by_stream.items()}
+    return {stream: _Family(len(some), next(iter(some.values())).share) for stream, some in families.items()}
+
+
+def _alone(claim: Claim, values: _Values, rule: StagedRule) -> Verdict:
+    return decide_differences(values.differences, margin=rule.margin, diverged=values.diverged)
 
 
 def _overall(cases: Sequence[ClaimCase]) -> Outcome:
@@ -299,15 +314,17 @@ def _defined(scores: Mapping[int, float]) -> dict[int, float]:
 
 
 def _exploratory_case(claim: Claim, comparison: CellComparison, values: _Values) -> ClaimCase:
+    """An ordinary 95 % interval, which decides nothing; a score that is equal for all seeds needs no rule."""
     what = comparison.label
     if claim.kind == "steadier":
         ours, theirs = values.pair
         ratio = variance_ratio_interval(list(ours.values()), list(theirs.values())) if ours and theirs else None
-        return ClaimCase(what, min(len(ours), len(theirs)), _by_interval(claim, ratio), None, ratio, ratio="variances")
+        return ClaimCase(what, min(len(ours), len(theirs)), "undecided", None, ratio, is_ratio=True)
     differences = list(values.differences.values())
     pair = summarize_differences(differences) if differences else None
     interval = pair.t if pair else None
-    return ClaimCase(what, len(differences), _by_interval(claim, interval), pair, interval)
+    outcome = _by_interval(claim, interval) if claim.score in DETERMINISTIC else "undecided"
+    return ClaimCase(what, len(differences), outcome, pair, interval)
 
 
 def _by_interval(claim: Claim, interval: Interval | None) -> CaseOutcome:
@@ -318,115 +335,71 @@ def _by_interval(claim: Claim, interval: Interval | None) -> CaseOutcome:
         if -claim.margin <= interval.low and interval.high <= claim.margin:
             return "holds"
         return "does not hold" if interval.low > claim.margin or interval.high < -claim.margin else "undecided"
-    return _side(interval, 1.0 if claim.kind == "steadier" else 0.0, above=claim.kind == "above")
-
-
-def _side(interval: Interval, bound: float, *, above: bool) -> CaseOutcome:
-    """Whether an interval lies above a bound, or below it, as claimed."""
-    if interval.holds(bound):
+    if interval.holds(0):
         return "undecided"
-    return "holds" if (interval.low > bound) == above else "does not hold"
+    return "holds" if (interval.low > 0) == (claim.kind == "above") else "does not hold"
 
 
-def _staged_case(claim: Claim, comparison: CellComparison, values: _Values, rule: StagedRule) -> ClaimCase:
-    what = comparison.label
-    if claim.score in DETERMINISTIC:
-        return _exploratory_case(claim, comparison, values)  # any seed says all
-    differences = values.differences
-    decision = rule.decide(differences, values.diverged)
-    counted = {seed: value for seed, value in differences.items() if _is_counted(seed, decision)}
-    if claim.kind == "steadier":
-        return _staged_spread_case(what, decision, values, counted, rule)
-    pair = summarize_differences(list(counted.values())) if counted else None
-    outcome, verdict = _staged_outcome(claim, decision)
-    note = "; ".join(_staged_notes(claim, decision, values, pair, rule))
-    return ClaimCase(what, len(counted), outcome, pair, decision.interval, verdict, note)
-
-
-def _staged_spread_case(
-    what: str, decision: Decision, values: _Values, counted: Collection[int], rule: StagedRule
+def _staged_case(
+    claim: Claim, comparison: CellComparison, values: _Values, family: _Family | None, rule: StagedRule
 ) -> ClaimCase:
-    """Case of a claim on the spread over seeds: with and without the extreme seeds, at every complete stage."""
-    looks = [(look.level, FIRST_SEED + look.seeds) for look in decision.looks]
-    spreads = [spread for level, end in looks if (spread := _spread(values, end, level)) is not None]
-    notes = [f"{decision.diverged} of {decision.seeds} seeds diverged"] if decision.diverged else []
-    if not spreads:
-        none = f"no fresh seeds of {' and '.join(values.not_run)}"
-        first = f"{len(counted)} of the {STAGES[0]} seeds of the first stage"
-        notes.append(none if values.not_run else "no spread over seeds" if decision.looks else first)
-        return ClaimCase(what, len(counted), "undecided", None, None, note="; ".join(notes))
-    interval = _intersection([spread.deviation.interval for spread in spreads])
-    without = _intersection([spread.deviation_without_extremes.interval for spread in spreads])
-    sides: set[CaseOutcome] = {_side(interval, 1.0, above=False), _side(without, 1.0, above=False)}
-    notes.append(
-        f"{_ratio_text(without)} without the {spreads[-1].extremes} lowest and highest seeds of each; ratio of "
-        f"variances {spreads[-1].variance.value:.2f}, {spreads[-1].variance_without_extremes.value:.2f} without them"
-    )
-    outcome = sides.pop() if len(sides) == 1 else "undecided"
+    verdict = _alone(claim, values, rule)
+    if family is not None:  # whether a difference is within a margin is decided at alpha / size
+        share = 1 / family.size if claim.kind in ("near", "flat") else family.share
+        verdict = decide_with(verdict, family.size, share)
+    last = FIRST_SEED + (verdict.seeds or LOOKS[0])
+    counted = [value for seed, value in verdict.differences.items() if FIRST_SEED <= seed < last]
+    pair = summarize_differences(counted) if counted else None
+    outcome = _outcome(claim, verdict)
+    notes = []
+    if verdict.diverged:
+        notes.append(f"{verdict.diverged} of {verdict.seeds} seeds diverged{_at_chance(claim, values, verdict)}")
+    if verdict.conflict:
+        notes.append("the intervals of two looks do not overlap, and the later one is left out")
     if outcome == "undecided":
-        notes.append(_needed_text(_needed_ratio_seeds(interval, decision.seeds), rule.max_seeds))
-    note = "; ".join(notes)
-    return ClaimCase(what, len(counted), outcome, None, interval, note=note, ratio="mean absolute deviations")
+        notes.append(_lacking(claim, values, verdict, pair, rule))
+    shown = verdict.outcome if has_margin(claim) else ""
+    return ClaimCase(comparison.label, len(counted), outcome, pair, verdict.interval, shown, "; ".join(notes))
 
 
-def _spread(values: _Values, end: int, level: float) -> Spread | None:
-    """Ratio of the spreads on the fresh seeds below ``end``; None if there are too few or they are all equal."""
-    ours, theirs = (tuple((seed, v) for seed, v in one.items() if FIRST_SEED <= seed < end) for one in values.pair)
-    return _resampled_spread(ours, theirs, level)
-
-
-@lru_cache(maxsize=256)  # after every stage, all cases are decided anew, and a bootstrap takes a second
-def _resampled_spread(
-    ours: tuple[tuple[int, float], ...], theirs: tuple[tuple[int, float], ...], level: float
-) -> Spread | None:
-    resamples = min(MOST_RESAMPLES, max(RESAMPLES, round(TAIL_RESAMPLES / (1 - level))))
-    try:
-        with np.errstate(invalid="ignore"):  # resamples of few seeds may have no spread, and infinite ratios
-            return spread_ratio(dict(ours), dict(theirs), level=level, resamples=resamples)
-    except UserError:
-        return None
-
-
-def _intersection(intervals: Sequence[Interval]) -> Interval:
-    """Intersection of the intervals of ratios of all stages; one that does not overlap the earlier ones is left out."""
-    low, high = 0.0, math.inf
-    for one in intervals:
-        new = (
-            max(low, 0.0 if math.isnan(one.low) else one.low),
-            min(high, math.inf if math.isnan(one.high) else one.high),
-        )
-        if new[0] <= new[1]:
-            low, high = new
-    return Interval(low, high)
-
-
-def _ratio_text(interval: Interval) -> str:
-    return f"{interval.low:.2f} to {interval.high:.2f}"
-
-
-def _needed_ratio_seeds(interval: Interval, seeds: int) -> int | None:
-    """Seeds at which the interval of a ratio would exclude 1: its width on the log scale goes with 1 / sqrt(seeds)."""
-    if not 0 < interval.low <= interval.high < math.inf:
-        return None
-    center = (math.log(interval.low) + math.log(interval.high)) / 2
-    if center == 0:
-        return None
-    half = (math.log(interval.high) - math.log(interval.low)) / 2
-    wanted = max(seeds + 1, seeds * (half / abs(center)) ** 2)
-    return next((stage_seeds(k) for k in range(MOST_STAGES) if stage_seeds(k) >= wanted), None)
-
-
-def _is_counted(seed: int, decision: Decision) -> bool:
-    """Whether a fresh seed belongs to the last complete stage or, before the first one, to the stage that is begun."""
-    return FIRST_SEED <= seed < FIRST_SEED + (decision.seeds or STAGES[0])
-
-
-def _staged_outcome(claim: Claim, decision: Decision) -> tuple[CaseOutcome, str]:
-    """Outcome of a case and, for a claim that a score is above another, the verdict on the difference."""
+def _outcome(claim: Claim, verdict: Verdict) -> CaseOutcome:
     if not has_margin(claim):
-        return _by_interval(claim, decision.interval), ""
-    sides: dict[str, CaseOutcome] = {"higher": "holds", "lower": "does not hold", "equivalent": "equivalent"}
-    return sides.get(decision.verdict.partition(",")[0], "undecided"), decision.verdict
+        return _by_interval(claim, verdict.interval)
+    outcomes: dict[str, CaseOutcome] = {"higher": "holds", "lower": "does not hold", "equivalent": "equivalent"}
+    return outcomes.get(verdict.outcome.partition(",")[0], "undecided")
+
+
+def _at_chance(claim: Claim, values: _Values, verdict: Verdict) -> str:
+    """The outcome if each diverged run counts as chance accuracy; empty if the score has no chance level."""
+    records = [record for one in values.cells for record in one.records.values()]
+    chance = chance_level(records[0], claim.score) if records and len(values.cells) == 2 else None
+    if chance is None:
+        return ""
+    ours, theirs = (
+        with_chance(scores, one.diverged, chance) for scores, one in zip(values.pair, values.cells, strict=True)
+    )
+    differences = {seed: ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()}
+    full = replace(verdict, differences=differences, without_pair=frozenset())
+    return f" (as chance accuracy: {_outcome(claim, decide_with(full, verdict.cases, verdict.share))})"
+
+
+def _lacking(claim: Claim, values: _Values, verdict: Verdict, pair: PairedDifference | None, rule: StagedRule) -> str:
+    """What an undecided case lacks."""
+    if values.not_run:
+        return f"no fresh seeds of {' and '.join(values.not_run)}"
+    if not values.has_score:
+        return f"{claim.score} has no value in these runs"
+    if verdict.interval is None or pair is None:
+        return f"{0 if pair is None else len(pair.differences)} of the {LOOKS[0]} seeds of the first look"
+    std = spread_over_seeds(list(pair.differences))[1]
+    for seeds in (look for look in LOOKS if look > verdict.seeds):
+        half = reach(std, rule.margin, verdict.cases, seeds).half_width
+        interval = Interval(pair.mean - half, pair.mean + half)
+        within = has_margin(claim) and -rule.margin < interval.low and interval.high < rule.margin
+        if within or _by_interval(claim, interval) != "undecided":
+            beyond = f", more than the limit of {rule.max_seeds}" if seeds > rule.max_seeds else ""
+            return f"would need about {seeds} seeds, with this mean and spread{beyond}"
+    return f"would need more than {LOOKS[-1]} seeds, with this mean and spread"
 
 
 def has_margin(claim: Claim) -> bool:
@@ -437,46 +410,3 @@ def has_margin(claim: Claim) -> bool:
         (True, False)
     """
     return claim.kind == "above" and drift_parts(claim.score) is None
-
-
-def _staged_notes(
-    claim: Claim, decision: Decision, values: _Values, pair: PairedDifference | None, rule: StagedRule
-) -> Iterator[str]:
-    if decision.diverged:
-        yield f"{decision.diverged} of {decision.seeds} seeds diverged"
-    if decision.conflict:
-        yield "the intervals of two stages do not overlap, and the later one is left out"
-    if _staged_outcome(claim, decision)[0] != "undecided":
-        return
-    if values.not_run:
-        yield f"no fresh seeds of {' and '.join(values.not_run)}"
-    elif not values.has_score:
-        yield f"{claim.score} has no value in these runs"
-    elif decision.interval is None or pair is None:
-        yield f"{0 if pair is None else len(pair.differences)} of the {STAGES[0]} seeds of the first stage"
-    else:
-        yield _needed_text(_needed_seeds(claim, decision, pair, rule), rule.max_seeds)
-
-
-def _needed_seeds(claim: Claim, decision: Decision, pair: PairedDifference, rule: StagedRule) -> int | None:
-    """Seeds of the first later stage that decides a case if mean and spread stay as they are; None if none does."""
-    std = spread_over_seeds(list(pair.differences))[1]
-    for k in range(MOST_STAGES):
-        seeds = stage_seeds(k)
-        half = rule.half_width(std, seeds)
-        interval = Interval(pair.mean - half, pair.mean + half)
-        if seeds > decision.seeds and _is_decisive(claim, interval, rule):
-            return seeds
-    return None
-
-
-def _is_decisive(claim: Claim, interval: Interval, rule: StagedRule) -> bool:
-    within = -rule.margin < interval.low and interval.high < rule.margin
-    return _by_interval(claim, interval) != "undecided" or (has_margin(claim) and within)
-
-
-def _needed_text(seeds: int | None, limit: int | None) -> str:
-    if seeds is None:
-        return f"would need more than {stage_seeds(MOST_STAGES - 1):,} seeds, with this mean and spread"
-    beyond = f", more than the limit of {limit}" if limit is not None and seeds > limit else ""
-    return f"would need about {seeds:,} seeds, with this mean and spread{beyond}"

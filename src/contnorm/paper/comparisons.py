@@ -6,9 +6,17 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from contnorm.paper.cells import RecipeCell, cells_of, comparable, matches
+from contnorm.paper.published import PublishedNumber
 from contnorm.paper.recipe import Claim, Recipe
 
-__all__ = ["DETERMINISTIC", "CellComparison", "comparisons_of", "count_comparisons"]
+__all__ = [
+    "DETERMINISTIC",
+    "CellComparison",
+    "comparison_key",
+    "comparisons_of",
+    "count_comparisons",
+    "published_values",
+]
 
 DETERMINISTIC = ("parameters",)  # scores that are equal for all seeds, so that they need no interval
 
@@ -31,6 +39,11 @@ class CellComparison(NamedTuple):
     def cells(self) -> tuple[RecipeCell, ...]:
         """The one or two cells."""
         return (self.cell,) if self.partner is None else (self.cell, self.partner)
+
+    @property
+    def stream(self) -> str:
+        """Name of the stream, whose comparisons are a family."""
+        return str(self.cell.place["stream"])
 
     @property
     def is_complete(self) -> bool:
@@ -74,23 +87,49 @@ def comparisons_of(claim: Claim, cells: Sequence[RecipeCell]) -> Iterator[CellCo
                 yield CellComparison(cell, None, than)
 
 
-def count_comparisons(recipe: Recipe) -> int:
-    """Number of distinct comparisons of a recipe's claims, among which the error rate of its table is divided.
-
-    A comparison is a pair of cells and a score. Claims that need the same interval share it; the spread of a score and
-    its change over the tasks are scores of their own. Comparisons whose data is absent count; those of deterministic
-    scores do not.
+def published_values(recipe: Recipe, claim: Claim, comparison: CellComparison) -> tuple[PublishedNumber, ...]:
+    """Published numbers that a comparison is about, in the order of its cells; empty if one is not published.
 
     Example:
         >>> from contnorm.paper.recipe import find_recipe
-        >>> count_comparisons(find_recipe("table12")), count_comparisons(find_recipe("table2"))
-        (5, 44)
+        >>> table9 = find_recipe("table9")
+        >>> first = next(comparisons_of(table9.claims[0], cells_of(table9)))
+        >>> [number.mean for number in published_values(table9, table9.claims[0], first)]
+        [61.38, 60.14]
     """
-    cells = cells_of(recipe)
-    claims = [claim for claim in recipe.claims if claim.score not in DETERMINISTIC]
-    return len({_key(claim, one) for claim in claims for one in comparisons_of(claim, cells)})
+    metrics = {score: metric for metric, score in recipe.scores.items()}
+    of = [(cell, claim.score) for cell in comparison.cells]
+    of += [(comparison.cell, claim.than_score)] if claim.than_score else []
+    numbers = [cell.published.get(metrics.get(score or "", "")) for cell, score in of]
+    found = tuple(number for number in numbers if number is not None and number.mean is not None)
+    return found if len(found) == len(of) and comparison.is_complete else ()
 
 
-def _key(claim: Claim, comparison: CellComparison) -> Hashable:
-    statistic = {"steadier": "spread", "flat": "change"}.get(claim.kind, "mean")
+def count_comparisons(recipe: Recipe, cells: Sequence[RecipeCell] | None = None) -> dict[str, int]:
+    """Number of distinct comparisons of a recipe's claims on each stream, which share an error rate.
+
+    A comparison is a pair of cells and a score. Claims that need the same interval share it; the change of a score over
+    the tasks is a score of its own. Deterministic scores and spreads over seeds are not decided, and do not count.
+
+    Args:
+        recipe: The recipe.
+        cells: The cells that are run; all by default.
+
+    Example:
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> count_comparisons(find_recipe("table12"))
+        {'split-cifar100': 5}
+    """
+    cells = cells_of(recipe) if cells is None else cells
+    keys: dict[str, set[Hashable]] = {}
+    for claim in recipe.claims:
+        for one in comparisons_of(claim, cells):
+            if claim.score not in DETERMINISTIC and claim.kind != "steadier" and one.is_complete:
+                keys.setdefault(one.stream, set()).add(comparison_key(claim, one))
+    return {stream: len(some) for stream, some in keys.items()}
+
+
+def comparison_key(claim: Claim, comparison: CellComparison) -> Hashable:
+    """Equal for comparisons of the same cells and scores, which share an interval."""
+    statistic = "change" if claim.kind == "flat" else "mean"
     return frozenset(comparison.cells), statistic, frozenset({claim.score, claim.than_score or claim.score})

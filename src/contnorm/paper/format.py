@@ -175,19 +175,16 @@ def no_interval_reason(case: ClaimCase) -> str:
     return {0: "no values in the records", 1: "one seed"}.get(case.seeds, "no variation over seeds")
 
 
-def case_numbers(case: ClaimCase) -> tuple[str, str, str, str]:
-    """Format difference, interval, bootstrap interval and effect size; for spreads the interval of their ratio.
+def case_numbers(case: ClaimCase) -> tuple[str, str]:
+    """Format difference and interval; for spreads the interval of their ratio.
 
     Example:
         >>> from contnorm.bench.stats import summarize_differences
         >>> pair = summarize_differences([1.0, 2.0, 3.0])
         >>> from contnorm.paper.claims import ClaimCase
         >>> case_numbers(ClaimCase("cn against bn", 3, "undecided", pair, pair.t))
-        ('+2.00', '-0.48 to +4.48', '+1.00 to +3.00', '+2.00')
+        ('+2.00', '-0.48 to +4.48')
     """
-    if case.paired is None:
-        low, high = case.interval or (math.nan, math.nan)
-        return "-", "-" if case.interval is None else f"ratio of {case.ratio} {low:.2f} to {high:.2f}", "-", "-"
-    pair = case.paired
-    effect = "-" if math.isnan(pair.effect) else f"{pair.effect:+.2f}"
-    return f"{pair.mean:+.2f}", str(case.interval or "-"), str(pair.bootstrap or "-"), effect
+    if case.is_ratio and case.interval is not None:
+        return "-", f"ratio of variances {case.interval.low:.2f} to {case.interval.high:.2f}"
+    return "-" if case.paired is None else f"{case.paired.mean:+.2f}", str(case.interval or "-")

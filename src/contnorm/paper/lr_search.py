@@ -13,15 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import check_seeds
-from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.data.registry import data_root
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.files import write_output
 from contnorm.bench.grid import LineSearch, Refine
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS, find_stream
-from contnorm.bench.user_code import only_trusted
 from contnorm.errors import UserError, usable
 from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of
 from contnorm.paper.measured import numerics_of, with_numerics
@@ -77,7 +76,6 @@ class TuneOptions:
         data_root: Folder of data sets; None for the default one.
         runs: Folder of records.
         out: File to write; None for the one that `contnorm paper` reads by default.
-        trusted: Python files that may be executed if the recipe names them.
     """
 
     seeds: int = 3
@@ -89,7 +87,6 @@ class TuneOptions:
     data_root: Path | None = None
     runs: Path = Path("runs")
     out: Path | None = None
-    trusted: Sequence[Path] = ()
     extensions: int = 0
     refine: Refine | None = None
 
@@ -168,8 +165,7 @@ def tune(recipe: str | Recipe, options: TuneOptions | None = None, *, console: C
         contnorm.errors.UserError: rates -1.0: use learning rates above 0, such as 0.03,0.1.
     """
     options = options or TuneOptions()
-    with only_trusted(options.trusted):
-        return _tune(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
+    return _tune(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
 
 
 def _tune(recipe: Recipe, options: TuneOptions, console: Console | None) -> TuneResult:
@@ -226,12 +222,12 @@ def _check(options: TuneOptions) -> None:
         raise UserError(f"rates {','.join(map(str, options.rates))}: use learning rates above 0, such as 0.03,0.1.")
 
 
-def _environment(options: TuneOptions) -> RunEnvironment:
+def _environment(options: TuneOptions) -> RunOptions:
     """Environment of the runs; by default a whole grid runs in parallel on a GPU."""
     execution = options.execution
-    if execution.lanes is None and (execution.devices or (execution.device or "").startswith("cuda")):
+    if execution.lanes is None and (execution.devices or execution.on_gpu):
         execution = replace(execution, lanes=len(options.rates) * options.seeds)
-    return run_environment(options.runs, execution, options.data_root)
+    return replace(execution, runs=options.runs, data_root=data_root(options.data_root))
 
 
 def _grids(recipe: Recipe, options: TuneOptions, records: RecipeRecords, root: Path) -> list[RateGrid]:
@@ -307,7 +303,7 @@ def _on_validation(cell: RecipeCell, rate: float, options: TuneOptions, root: Pa
     return config_of(cell, root, overrides)
 
 
-def _refuse_test_tasks(jobs: Sequence[Job]) -> None:
+def _refuse_test_tasks(jobs: Sequence[Run]) -> None:
     """Guard: no learning rate is chosen on tasks that a table reports on."""
     for job in jobs:
         stream = job.config.stream

@@ -75,7 +75,7 @@ class MeasuredCell:
         if name == "extra_time":
             return self._extra_time(record)
         if name == "parameters":
-            return record.raw.get("parameters")
+            return record.parameters
         if name == "acc_so_far" or drift_parts(name):
             curve = curve_of(record, self.cell, name)
             return curve[-1] if curve else None
@@ -91,7 +91,7 @@ class MeasuredCell:
     def _label_score(self, record: Record, name: str) -> float | None:
         """Score over the cell's group of labels; None if no test image has one of them."""
         labels = self.cell.view.labels
-        matrix = None if labels is None else record.labels_of(self.cell.view.matrix)
+        matrix = None if labels is None else record.labels
         if matrix is None or labels is None:
             return None
         value = label_score(matrix, name, record.classes_of(labels))
@@ -109,7 +109,7 @@ def training_seconds(record: Record) -> float | None:
 
     In the first two tasks kernels are compiled and graphs captured: without replay in the first, with it in the second.
     """
-    seconds = record.raw.get("seconds", {})
+    seconds = record.seconds
     by_task = seconds.get("train_by_task", [])
     if len(by_task) > WARM_UP:
         return float(sum(by_task[WARM_UP:]))

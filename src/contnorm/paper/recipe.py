@@ -15,11 +15,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from contnorm.bench.components import is_user_code
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import from_dict, merge_settings, show_value
-from contnorm.bench.config.sources import parse_toml, read_toml_text
+from contnorm.bench.config.sources import parse_toml, read_toml_text, refuse_code
 from contnorm.bench.strategies.registry import STRATEGIES
-from contnorm.bench.user_code import is_user_code
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import RUNS, PublishedNumber, numbers_of_row
 from contnorm.paper.scores import check_curve, check_score
@@ -410,6 +410,7 @@ def _scores(values: Any, where: str, curves: bool) -> Values:
 
 def _settings(values: Any, where: str) -> Values:
     from_dict(_typed(values, dict, where), where)
+    refuse_code(values, {}, where)
     return cast(Values, values)
 
 
@@ -435,7 +436,8 @@ def _runs(value: Any, where: str) -> int:
 
 
 def _strategy(value: Any, where: str) -> str:
-    """Name of a built-in strategy, or the path of a user's."""
+    """Name of a strategy that is built in or registered."""
+    refuse_code({"strategy": {"name": value}}, {}, where)
     return value if isinstance(value, str) and is_user_code(value) else _one_of(value, STRATEGIES, where)
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from contnorm.bench.api.execution import RunInterrupted, run_missing
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, merge_settings
-from contnorm.bench.data.multilabel_store import find_stored
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
-from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.data.store import find_stored
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError
@@ -88,7 +88,7 @@ class Execution:
             raise TableInterrupted(str(self.stopped), self.stopped.signal, result)
 
 
-def run_jobs(jobs: Sequence[Job], environment: RunEnvironment, console: Console | None) -> Execution:
+def run_jobs(jobs: Sequence[Run], environment: RunOptions, console: Console | None) -> Execution:
     """Execute the missing jobs. Failures do not raise, so that the other results can still be used."""
     try:
         if jobs:
@@ -192,11 +192,11 @@ class RecipeRecords:
         counts = ({one: self.count(with_numerics(c, one)) for one in allowed} for c in dict.fromkeys(configs))
         return table_numerics(counts, numerics_of(configs[0]))
 
-    def jobs(self, configs: Iterable[RunConfig]) -> list[Job]:
+    def jobs(self, configs: Iterable[RunConfig]) -> list[Run]:
         """All jobs of some runs, finished ones included."""
-        return [Job(config, seed) for config in dict.fromkeys(configs) for seed in self.seeds]
+        return [Run(config, seed) for config in dict.fromkeys(configs) for seed in self.seeds]
 
-    def finished(self, jobs: Sequence[Job]) -> int:
+    def finished(self, jobs: Sequence[Run]) -> int:
         """Number of jobs that are recorded or diverged."""
         return sum(self.count(config) for config in dict.fromkeys(job.config for job in jobs))
 

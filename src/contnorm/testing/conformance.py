@@ -11,34 +11,15 @@ from typing import Literal
 
 import torch
 
-from contnorm.convert.norm_comparison import random_state_restored
-from contnorm.norm_entry import DIMS, Dim, LayerFactory, NormEntry, describe_norm
-from contnorm.registry import find_norm
-from contnorm.testing import (
-    compiler_checks,
-    gradient_checks,
-    module_checks,
-    moment_checks,
-    precision_checks,
-    tag_checks,
-    value_checks,
-)
-from contnorm.testing.checks import NORM_CHECKS, NormCheck
-from contnorm.testing.subject import CheckSkipped, NormReference, NormSubject
+from contnorm.registry import DIMS, Dim, LayerFactory, NormInfo, describe_norm, find_norm
+from contnorm.testing import module_checks, moment_checks, precision_checks, value_checks
+from contnorm.testing.subject import NORM_CHECKS, CheckSkipped, NormCheck, NormReference, NormSubject
 
 __all__ = ["CheckResult", "NormCheckError", "NormReport", "check_norm"]
 
 Status = Literal["passed", "failed", "skipped", "declared"]
 # Importing a module adds its checks to the list.
-CHECK_MODULES = (
-    value_checks,
-    moment_checks,
-    precision_checks,
-    gradient_checks,
-    module_checks,
-    tag_checks,
-    compiler_checks,
-)
+CHECK_MODULES = (value_checks, moment_checks, precision_checks, module_checks)
 _PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 _RANKS = ("rank2", "rank3", "rank4", "rank5")
 
@@ -134,7 +115,7 @@ class NormCheckError(AssertionError):
 
 
 def check_norm(
-    norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormEntry,
+    norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormInfo,
     *,
     checks: Collection[str] | None = None,
     skip: Collection[str] | Mapping[str, str] = (),
@@ -200,13 +181,13 @@ def check_norm(
     return report
 
 
-def _spec(norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormEntry) -> NormEntry:
+def _spec(norm: str | LayerFactory | Mapping[Dim, LayerFactory] | NormInfo) -> NormInfo:
     if isinstance(norm, str):
-        spec = find_norm(norm, "check_norm")[0]
-    elif isinstance(norm, NormEntry):
+        spec = find_norm(norm)[0]
+    elif isinstance(norm, NormInfo):
         spec = norm
     else:
-        spec = describe_norm(norm, caller="check_norm")
+        spec = describe_norm(norm)
     unknown = sorted(set(spec.cannot) - set(NORM_CHECKS) - set(_RANKS))
     if unknown:
         raise ValueError(f"check_norm: norm {spec.name!r} declares cannot={unknown[0]!r}, which is not a check.")
@@ -225,8 +206,9 @@ def _result(check: NormCheck, subject: NormSubject, strict: bool) -> CheckResult
     if check.strict and not strict:
         return CheckResult(check.name, "skipped", "only with strict=True")
     declared = subject.spec.cannot.get(check.name)
+    devices = [subject.device] if subject.device.type == "cuda" else []
     try:
-        with random_state_restored(), warnings.catch_warnings(), torch.enable_grad():
+        with torch.random.fork_rng(devices=devices), warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
             check.run(subject)

@@ -1,18 +1,25 @@
-"""Checks of a norm as a module: copies, checkpoints, devices, functional transforms, conversion."""
+"""Checks of a norm as a module: copies, transforms, conversion, tags of the bench, compiler and export."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import io
+import logging
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from contnorm.convert.conversion import convert_norm
-from contnorm.testing.checks import norm_check
-from contnorm.testing.subject import CHANNELS, DIM_OF_RANK, SHAPES, CheckSkipped, NormSubject, assert_close
+from contnorm.tags import ReplayRequest, batch_tags
+from contnorm.testing.subject import CHANNELS, DIM_OF_RANK, SHAPES, CheckSkipped, NormSubject, assert_close, norm_check
+from contnorm.testing.value_checks import MODES
 
 _STOCK: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -179,3 +186,181 @@ def conversion(subject: NormSubject) -> None:
     if subject.has_moments and new.running_mean.shape == old.running_mean.shape:
         assert_close(cast(Tensor, new.running_mean), old.running_mean, 0.0, "its running_mean after a conversion")
     subject.run(new, subject.data())
+
+
+_BALANCES = ("none", "class", "task")
+
+
+def _definers(layer: nn.Module, name: str) -> list[Any]:
+    return [module for module in layer.modules() if getattr(module, name, None) is not None]
+
+
+@norm_check()
+def tags(subject: NormSubject) -> None:
+    """A norm with ``needs_tags = True`` trains with tags, and without them works or raises an error that names tags.
+
+    In evaluation there are no tags. A norm without ``needs_tags`` gives the same output with and without them.
+    """
+    x = subject.data()
+    if not subject.needs_tags:
+        for training, mode in MODES:
+            with subject.tags(len(x)):
+                tagged = subject.make().train(training)(x)
+            if not torch.equal(tagged, subject.make().train(training)(x)):
+                raise AssertionError(f"tags change its output in {mode} mode, but it does not set needs_tags = True.")
+        return
+    with subject.tags(len(x)):
+        y = subject.make()(x)
+    if y.shape != x.shape or not y.isfinite().all():
+        raise AssertionError(f"its output with tags has shape {tuple(y.shape)}, or values that are not finite.")
+    subject.make().eval()(x)
+    try:
+        with batch_tags(None):
+            subject.make()(x)
+    except (ValueError, RuntimeError) as error:
+        if "tags" not in str(error):
+            raise AssertionError(
+                f"without tags it raises {type(error).__name__}: {error}. The message must say that it needs tags."
+            ) from error
+
+
+@norm_check()
+def task_hooks(subject: NormSubject) -> None:
+    """``on_task_start`` and ``on_task_end``, if defined, take the number of a task; ``state_dict()`` stays complete."""
+    layer = subject.make()
+    hooked = [*_definers(layer, "on_task_start"), *_definers(layer, "on_task_end")]
+    if not hooked:
+        raise CheckSkipped("it defines neither on_task_start nor on_task_end")
+    for task in range(2):
+        for module in _definers(layer, "on_task_start"):
+            module.on_task_start(task)
+        subject.run(layer, subject.data(seed=task))
+        for module in _definers(layer, "on_task_end"):
+            module.on_task_end(task)
+    other = subject.make_new().to(subject.device)
+    other.load_state_dict(copy.deepcopy(layer.state_dict()))
+    x = subject.data(seed=5)
+    if not torch.equal(subject.run(other.eval(), x), subject.run(layer.eval(), x)):
+        raise AssertionError("what its task hooks change is not in its state_dict(), so a resumed run would differ.")
+
+
+@norm_check()
+def auxiliary_loss(subject: NormSubject) -> None:
+    """``auxiliary_loss()``, if defined, returns a finite scalar tensor after a forward pass."""
+    layer = subject.make()
+    if any(isinstance(getattr(type(module), "auxiliary_loss", None), property) for module in layer.modules()):
+        raise AssertionError("its auxiliary_loss is a property and not a method.")
+    modules = _definers(layer, "auxiliary_loss")
+    if not modules:
+        raise CheckSkipped("it does not define auxiliary_loss")
+    x = subject.data().requires_grad_()
+    with subject.tags(len(x)):
+        y = layer(x)
+    total = y.sum()
+    for module in modules:
+        loss = module.auxiliary_loss()
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.isfinite().all():
+            raise AssertionError(f"its auxiliary_loss() returns {loss!r} and not a finite tensor with one element.")
+        if not loss.requires_grad:
+            raise AssertionError("its auxiliary_loss() has no gradient, so that it has no effect on training.")
+        total = total + loss.reshape(())
+    total.backward()
+
+
+@norm_check()
+def replay_request(subject: NormSubject) -> None:
+    """``replay_request``, if defined, is a `ReplayRequest`, and the extra batch passes without gradients."""
+    layer = subject.make()
+    modules = _definers(layer, "replay_request")
+    if not modules:
+        raise CheckSkipped("it does not define replay_request")
+    for module in modules:
+        request = module.replay_request
+        if not isinstance(request, ReplayRequest) or request.balance not in _BALANCES:
+            shown = request if not inspect.ismethod(request) else "a method"
+            raise AssertionError(f"its replay_request is {shown!r} and not a contnorm.ReplayRequest.")
+        if request.size is not None and (not isinstance(request.size, int) or request.size < 1):
+            raise AssertionError(f"its replay_request has size={request.size!r}. Use a whole number, or None.")
+    x = subject.data()
+    with torch.no_grad(), subject.tags(len(x), is_extra=True):
+        layer(x)
+    subject.run(layer, x)
+
+
+@norm_check(slow=True)
+def compiles(subject: NormSubject) -> None:
+    """``torch.compile`` gives the same output, gradients and moments, in one graph unless it needs tags."""
+    _check_compiled(subject, {})
+
+
+@norm_check(strict=True, slow=True)
+def compiles_cumulative(subject: NormSubject) -> None:
+    """``torch.compile`` compiles it in one graph also with ``momentum=None``."""
+    subject.require_moments()
+    subject.require_options("momentum")
+    _check_compiled(subject, {"momentum": None})
+
+
+def _check_compiled(subject: NormSubject, options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    plain, twin = subject.make(**options), subject.make(**options)
+    compiled = torch.compile(twin, fullgraph=not subject.needs_tags, backend="aot_eager")
+    for training in (True, False):
+        results = []
+        for module, layer in ((plain, plain), (compiled, twin)):
+            layer.train(training).zero_grad()
+            x = subject.data().requires_grad_()
+            with subject.tags(len(x)):
+                y = module(x)
+            torch.autograd.backward((y * subject.data(seed=2)).sum())
+            results.append([y, x.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
+        for expected, actual in zip(*results, strict=True):
+            if expected is not None:
+                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def _exportable(subject: NormSubject) -> torch.nn.Module:
+    layer = subject.make()
+    subject.run(layer, subject.data())
+    return layer.eval()
+
+
+@norm_check()
+def exports(subject: NormSubject) -> None:
+    """``torch.export`` exports it in evaluation mode with a batch of any size."""
+    layer = _exportable(subject)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(layer, (subject.data(),), dynamic_shapes=({0: batch},))
+    x = subject.data(seed=1, size=7)
+    assert_close(program.module()(x), layer(x), 1e-5, "the output of the exported program")
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Suppress warnings, such as about other libraries that are not installed."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@norm_check(slow=True)
+def exports_to_onnx(subject: NormSubject) -> None:
+    """ONNX Runtime reproduces its output in evaluation mode with a batch of any size."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise CheckSkipped(f"{missing[0]} is not installed")
+    runtime: Any = import_module("onnxruntime")
+    layer = _exportable(subject).cpu()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    data = subject.data().cpu()
+    with _quiet(logging.getLogger("torch.onnx")):
+        program = torch.onnx.export(layer, (data,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
+    assert program is not None
+    session = runtime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for size in (2, 7):
+        x = subject.data(seed=1, size=size).cpu()
+        (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        assert_close(torch.from_numpy(y), subject.expected(layer, x)[0], 1e-5, "the output of ONNX Runtime")

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from contnorm.moments.freeze import freeze_stats
-from contnorm.testing.checks import norm_check
-from contnorm.testing.subject import CheckSkipped, NormSubject, assert_close
+from contnorm.testing.subject import CheckSkipped, NormSubject, assert_close, norm_check
 from contnorm.testing.value_checks import FLOAT32, assert_same_state
 
 _MOMENTS = ("running_mean", "running_var")

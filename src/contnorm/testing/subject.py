@@ -1,9 +1,9 @@
-"""The norm under test: its layers with random parameters, inputs, and expected values in float64."""
+"""The norm under test, with inputs and expected values in float64; and the list of checks."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,10 +12,21 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, norm_class
+from contnorm.registry import Dim, NormInfo, accepted_options, build_norm, norm_class
 from contnorm.tags import BatchTags, batch_tags
 
-__all__ = ["CHANNELS", "DIM_OF_RANK", "SHAPES", "CheckSkipped", "NormReference", "NormSubject", "assert_close"]
+__all__ = [
+    "CHANNELS",
+    "DIM_OF_RANK",
+    "NORM_CHECKS",
+    "SHAPES",
+    "CheckSkipped",
+    "NormCheck",
+    "NormReference",
+    "NormSubject",
+    "assert_close",
+    "norm_check",
+]
 
 CHANNELS = 8
 GROUPS = 2  # groups of four: on (N, C) input a group of two would always be plus and minus one
@@ -69,7 +80,7 @@ class NormSubject:
         options: Arguments of every layer.
     """
 
-    spec: NormEntry
+    spec: NormInfo
     dims: tuple[Dim, ...]
     device: torch.device
     reference: NormReference | None = None
@@ -140,7 +151,7 @@ class NormSubject:
         groups = {"num_groups": GROUPS} if self.spec.grouped else {}
         options = {**groups, **self.options, **options}
         dim = DIM_OF_RANK[self.rank if rank is None else rank]
-        return build_norm(self.spec, CHANNELS, dim, options, "check_norm")
+        return build_norm(self.spec, CHANNELS, dim, options)
 
     def data(
         self,
@@ -191,3 +202,46 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float, what: str) 
     if not torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
         error = (a - b).abs().nan_to_num(torch.inf).max().item()
         raise AssertionError(f"{what}: it differs by up to {error:.2g}, and {tolerance:.2g} is allowed.")
+
+
+# --- the checks, to which the modules of checks add theirs ----------------------------------------------------------
+
+Check = Callable[[NormSubject], None]
+
+
+@dataclass(frozen=True)
+class NormCheck:
+    """A conformance check.
+
+    Attributes:
+        name: Its name in ``checks``, ``skip`` and ``cannot``.
+        summary: What a norm must do to pass it.
+        run: The check: it raises an exception if the norm fails.
+        strict: Whether it is a requirement of this package beyond what torch's own norms do.
+        slow: Whether it takes more than about a second.
+
+    Example:
+        >>> from contnorm.testing import NORM_CHECKS
+        >>> NORM_CHECKS["momentum"].strict
+        False
+    """
+
+    name: str
+    summary: str
+    run: Check
+    strict: bool = False
+    slow: bool = False
+
+
+NORM_CHECKS: dict[str, NormCheck] = {}
+
+
+def norm_check(*, strict: bool = False, slow: bool = False) -> Callable[[Check], Check]:
+    """Add a function to the list of checks. Its docstring begins with what a norm must do to pass."""
+
+    def add(function: Check) -> Check:
+        name, summary = function.__name__, (function.__doc__ or "").splitlines()[0].rstrip(".")
+        NORM_CHECKS[name] = NormCheck(name, summary, function, strict, slow)
+        return function
+
+    return add

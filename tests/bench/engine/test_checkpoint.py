@@ -1,250 +1,123 @@
-"""Checkpoints: one checksum over tensors and progress, two on disk, and the older one where the newest is broken."""
+"""The folder of an unfinished run: its checkpoint, its lock, and what is left of it."""
 
 from __future__ import annotations
 
-import errno
-import itertools
 import json
-import logging
-import os
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.registry import Source, load_source
-from contnorm.bench.engine import loop
-from contnorm.bench.engine.checkpoint import Checkpoints, Packed, packed
-from contnorm.bench.engine.events import Finished
-from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import resolve
-from contnorm.bench.engine.trainer import Trainer
-from tests.datasets import small_mnist
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine import checkpoint
+from contnorm.bench.engine.checkpoint import CheckpointWriter, RunFolder, load_checkpoint, load_weights, pack_weights
+from contnorm.bench.engine.run import Run, RunOptions
+from contnorm.bench.unfinished import is_locked, read_progress, unfinished_runs
+from contnorm.errors import UserError
 
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    return load_source("mnist", small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100))
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    root = small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
-    stream = {"name": "permuted-mnist", "train_per_task": 60, "tasks": 3}
-    return resolve({"stream": stream, "norm": {"name": "cn"}, "strategy": {"name": "er"}}, root)
+TENSORS = {
+    "half": torch.randn(3, 4).half(),
+    "transposed": torch.randn(4, 3).T,
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "count": torch.tensor(7),
+    "none": torch.zeros(0, 5),
+    "mask": torch.tensor([True, False]),
+}
 
 
-def write(checkpoints: Checkpoints, *steps: int) -> None:
-    for step in steps:
-        checkpoints.save(packed({"weight": torch.full((3,), float(step))}), {"done": step, "tally": {"rows": [step]}})
+def saved(path: Path, done: int = 4) -> Path:
+    with CheckpointWriter() as writer:
+        writer.save(path, TENSORS, {"done": done, "measured": {"rows": {}}})
+    return path
 
 
-def edit_progress(folder: Path, step: int) -> None:
-    path = folder / f"{step}.json"
-    path.write_text(path.read_text().replace(f'"done": {step}', f'"done": {step - 1}'))
+def test_checkpoint_has_the_tensors_and_the_progress(tmp_path: Path) -> None:
+    path = saved(tmp_path / "run" / "checkpoint.safetensors")
+    found = load_checkpoint(path)
+    assert found is not None and found[1] == read_progress(path) == {"done": 4, "measured": {"rows": {}}}
+    assert all(torch.equal(found[0][name], tensor) for name, tensor in TENSORS.items())
 
 
-def edit_tally(folder: Path, step: int) -> None:
-    path = folder / f"{step}.json"
-    path.write_text(path.read_text().replace(f'"rows": [{step}', f'"rows": [{step + 1}'))
+def test_writer_keeps_the_values_of_the_call_and_the_newest_file(tmp_path: Path) -> None:
+    tensor = torch.zeros(1000)
+    with CheckpointWriter() as writer:
+        for step in range(5):
+            tensor.fill_(step)
+            writer.save(tmp_path / "a", {"x": tensor}, {"done": step})
+            tensor.fill_(-1)
+    found = load_checkpoint(tmp_path / "a")
+    assert found is not None and found[1]["done"] == 4 and bool((found[0]["x"] == 4).all())
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def edit_tensor(folder: Path, step: int) -> None:
-    path = folder / f"{step}.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_torn_checkpoint_is_not_used(tmp_path: Path, keep: int, caplog: pytest.LogCaptureFixture) -> None:
+    path = saved(tmp_path / "a")
+    path.write_bytes(path.read_bytes()[:keep])
+    assert load_checkpoint(path) is None and "starts again from step 0" in caplog.text
 
 
-def cut(ending: str) -> Callable[[Path, int], None]:
-    def harm(folder: Path, step: int) -> None:
-        path = folder / f"{step}.{ending}"
-        path.write_bytes(path.read_bytes()[:-7])
-
-    return harm
-
-
-def take_tensors_of_the_other(folder: Path, step: int) -> None:
-    older = min(folder.glob("*.safetensors"), key=lambda path: int(path.stem))
-    (folder / f"{step}.safetensors").write_bytes(older.read_bytes())
-
-
-def nest(folder: Path, step: int) -> None:
-    (folder / f"{step}.json").write_text("[" * 100_000)
-
-
-HARMS = [edit_progress, edit_tally, edit_tensor, cut("json"), cut("safetensors"), take_tensors_of_the_other, nest]
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_changed_checkpoint_is_not_used(tmp_path: Path, harm: Callable[[Path, int], None]) -> None:
-    write(Checkpoints(tmp_path), 10, 20)
-    harm(tmp_path, 20)
-    checkpoints = Checkpoints(tmp_path)
-    latest = checkpoints.latest()
-    assert latest is not None and latest.progress == {"done": 10, "tally": {"rows": [10]}}
-    assert torch.equal(latest.tensors["weight"], torch.full((3,), 10.0))
-    (problem,) = checkpoints.problems()
-    assert problem.startswith("20.json")
-
-
-def test_no_checkpoint_without_a_usable_file(tmp_path: Path) -> None:
-    write(Checkpoints(tmp_path), 10, 20)
-    edit_progress(tmp_path, 10)
-    edit_tensor(tmp_path, 20)
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.latest() is None and checkpoints.latest_step() == 0 and len(checkpoints.problems()) == 2
-
-
-def test_last_two_checkpoints_remain(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    write(checkpoints, 1, 2, 3, 4, 4)
-    (tmp_path / ".5.json.123").write_text("left by a process that was killed")
-    write(checkpoints, 5)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        f"{n}.{end}" for n in (4, 5) for end in ("json", "safetensors")
-    }
-
-
-def test_full_disk_keeps_one_checkpoint_and_writes_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.fsync
-
-    def limited(descriptor: int) -> None:
-        if len(list(tmp_path.glob("*.safetensors"))) == 2 and os.readlink(f"/proc/self/fd/{descriptor}").count("safe"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
-
-    checkpoints = Checkpoints(tmp_path)
-    monkeypatch.setattr(os, "fsync", limited)
-    write(checkpoints, 1, 2, 3)
-    assert Checkpoints(tmp_path).latest_step() == 3 and (tmp_path / "2.json").is_file()
-
-
-def test_only_checkpoints_are_deleted(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("content")
-    (tmp_path / "7.json.bak").write_text("content")
-    (tmp_path / "99.json").symlink_to("/dev/zero")
-    checkpoints = Checkpoints(tmp_path)
-    write(checkpoints, 1, 2, 3)
-    assert checkpoints.latest_step() == 3
-    with suppress(OSError):  # the folder is not empty
-        checkpoints.clear()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["7.json.bak", "notes.txt"]
-
-
-def test_damaged_checkpoint_does_not_displace_a_usable_one(tmp_path: Path) -> None:
-    write(Checkpoints(tmp_path), 10, 20)
-    edit_progress(tmp_path, 20)
-    resumed = Checkpoints(tmp_path)
-    assert resumed.latest() is not None
-    write(resumed, 30)
-    edit_tensor(tmp_path, 30)
-    assert Checkpoints(tmp_path).latest_step() == 10
-
-
-def test_checkpoint_of_another_run_is_not_used(tmp_path: Path) -> None:
-    write(Checkpoints(tmp_path, "abc/0"), 10)
-    assert Checkpoints(tmp_path, "abc/0").latest_step() == 10 and Checkpoints(tmp_path, "abc/1").latest_step() == 0
-    assert "another run (abc/0)" in Checkpoints(tmp_path, "abc/1").problems()[0]
-
-
-def old_format(folder: Path) -> None:
-    """What version 0.1 wrote: the checksum is of the tensors alone."""
-    for path in folder.glob("*.json"):
-        raw = json.loads(path.read_text())
-        path.write_text(json.dumps({**raw["progress"], "sha256": raw["sha256"]}))
-
-
-def edit_newest(folder: Path) -> None:
-    edit_progress(folder, max(int(path.stem) for path in folder.glob("*.json")))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("harm", "words"), [(edit_newest, "resuming after step"), (old_format, "again from step 0")])
-def test_use_of_an_older_checkpoint_is_reported(
-    config: RunConfig,
-    source: Source,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    harm: Callable[[Path], None],
-    words: str,
+def test_write_error_is_reported_and_the_checkpoint_before_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def finished(lane: Trainer, checkpoints: Checkpoints | None = None) -> Any:
-        *_, (_, last) = train_together([lane], [checkpoints])
-        assert isinstance(last, Finished)
-        return last.results["matrix"], last.results["drift"]
+    path = saved(tmp_path / "a")
 
-    expected = finished(Trainer(config, 0, source, CPU))
-    lane = Trainer(config, 0, source, CPU)
-    list(train_together([lane], [Checkpoints(tmp_path)], report_every=1, stop=lambda: lane.done == 8))
-    harm(tmp_path)
-    with caplog.at_level(logging.WARNING, "contnorm"):
-        assert finished(Trainer(config, 0, source, CPU), Checkpoints(tmp_path)) == expected
-    (message,) = caplog.messages
-    assert words in message and str(tmp_path) in message and "\n" not in message
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    with pytest.raises(UserError, match=r"No space left on device.*Free disk space"), CheckpointWriter() as writer:
+        writer.save(path, TENSORS, {"done": 9})
+    assert read_progress(path)["done"] == 4
 
 
-def test_required_checkpoints_are_written_on_a_slow_disk(
-    config: RunConfig, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[int] = []
-    save = Checkpoints.save
-
-    def slow(checkpoints: Checkpoints, tensors: Packed, progress: dict[str, Any]) -> None:
-        time.sleep(0.05)
-        save(checkpoints, tensors, progress)
-        written.append(progress["done"])
-
-    monkeypatch.setattr(Checkpoints, "save", slow)
-    lane = Trainer(config, 0, source, CPU)
-    list(train_together([lane], [Checkpoints(tmp_path)], every=1))
-    assert set(lane.plan.ends) <= set(written) and written == sorted(written)
-    assert Checkpoints(tmp_path).latest_step() == lane.plan.ends[-1]
-
-
-def test_checkpoints_on_a_gpu_are_seconds_apart(
-    config: RunConfig, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A clock that advances by four seconds at each question stands for slow steps, and this CPU for a GPU."""
-    clock = itertools.count(0, 4)
-    timer = loop._SaveTimer(torch.device("cuda"))
-    timer.last = 0.0
-    monkeypatch.setattr(timer, "_now", lambda: float(next(clock)))
-    assert [timer.are_due() for _ in range(8)] == [False, False, False, True, False, False, True, False]
-    assert all(loop._SaveTimer(CPU).are_due() for _ in range(3))
-    written: list[int] = []
-    save = Checkpoints.save
-    monkeypatch.setattr(
-        Checkpoints,
-        "save",
-        lambda this, packed, progress: (written.append(progress["done"]), save(this, packed, progress)),
-    )
-    monkeypatch.setattr(loop, "_SaveTimer", lambda device: timer)
-    lane = Trainer(config, 0, source, CPU)
-    list(train_together([lane], [Checkpoints(tmp_path)], every=1, stop=lambda: lane.done == 17, report_every=1))
-    # 6 steps per task: questions after each step and at the end of each task; the last task is stopped before its end.
-    assert written[-1] == 17 and 3 <= len(written) <= 8
-    results = [_last_matrix(Trainer(config, 0, source, CPU), store) for store in (Checkpoints(tmp_path), None)]
-    assert results[0] == results[1]
+def test_lock_and_what_stays_of_a_run(tmp_path: Path) -> None:
+    run = Run(resolve({"stream": {"name": "split-mnist", "source": "digits"}}, Path("data")), 3)
+    options = RunOptions(runs=tmp_path)
+    record = options.store.path(run.config, run.seed)
+    first, second = RunFolder(record), RunFolder(record)
+    assert first.acquire() and not second.acquire() and is_locked(first.folder)
+    assert first.start(run, options, load_source("digits", Path("data"))) == ""
+    assert "process" in second.holder()
+    saved(first.checkpoint)
+    (found,) = unfinished_runs(tmp_path)
+    assert (found.config, found.seed, found.step, found.status) == (run.config, 3, 4, "running")
+    first.release()
+    assert unfinished_runs(tmp_path)[0].status == "stopped" and second.acquire()
+    record.write_text("{}")
+    second.release()
+    assert [path.name for path in record.parent.iterdir()] == ["3.json"] and not unfinished_runs(tmp_path)
+    third = RunFolder(options.store.path(run.config, 4))
+    assert third.acquire()
+    third.release()
+    assert not third.folder.exists(), "nothing stays of a run without a checkpoint"
 
 
-def _last_matrix(trainer: Trainer, checkpoints: Checkpoints | None) -> Any:
-    *_, (_, last) = train_together([trainer], [checkpoints])
-    assert isinstance(last, Finished)
-    return last.results["matrix"]
+def test_run_resumes_only_where_it_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(resolve({"stream": {"name": "split-mnist", "source": "digits"}, "norm": {"name": "cn"}}, Path("data")), 0)
+    source, options = load_source("digits", Path("data")), RunOptions(runs=tmp_path)
+    folder = RunFolder(options.store.path(run.config, 0))
+    folder.start(run, options, source)
+    for name in ("cpu_instructions", "cn_kernel"):
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoint, name, lambda *_: "other")
+            assert folder.start(run, options, source) == "", "there is nothing to resume"
+        folder.start(run, options, source)
+        saved(folder.checkpoint)
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoint, name, lambda *_: "other")
+            assert "here other" in folder.start(run, options, source)
+        folder.checkpoint.unlink()
+    saved(folder.checkpoint)
+    assert "threads 1, here 2" in folder.start(run, RunOptions(runs=tmp_path, threads=2), source)
+    assert json.loads(folder.note.read_bytes())["circumstances"]["threads"] == 1, "what is refused is left as it is"
 
 
-def test_clear_removes_temporary_files_of_interrupted_writes(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    for name in (".7.safetensors.0a1b2c3d", ".7.json.12345678", "7.json"):
-        (folder / name).touch()
-    Checkpoints(folder).clear()
-    assert not folder.exists()
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(pack_weights(nn.Linear(2, 3)))
+    same, other = nn.Linear(2, 3), nn.Linear(2, 4)
+    load_weights(same, tmp_path / "a.safetensors", "Advice.")
+    with pytest.raises(UserError, match=r"is not a safetensors file with the weights of this network.*Advice"):
+        load_weights(other, tmp_path / "a.safetensors", "Advice.")

@@ -1,8 +1,7 @@
-"""Passes that compile kernels ahead are made once in a process, and Python's threads take short turns on a GPU."""
+"""Passes that compile kernels ahead are made once in a process."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from torch import nn
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine import cuda_graph, runner
+from contnorm.bench.engine import cuda_graph
 from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_mnist
 
@@ -49,12 +48,3 @@ def test_failed_pass_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             cuda_graph._run_passes(made(root, 6), ("network",))
-
-
-def test_threads_take_short_turns_on_a_gpu() -> None:
-    usual = sys.getswitchinterval()
-    with runner._short_turns(CPU):
-        assert sys.getswitchinterval() == usual
-    with runner._short_turns(torch.device("cuda")):
-        assert sys.getswitchinterval() == pytest.approx(runner.TURN)
-    assert sys.getswitchinterval() == usual

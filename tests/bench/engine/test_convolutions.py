@@ -13,17 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine import convolutions
-from contnorm.bench.engine.checkpoint import Checkpoints, packed
 from contnorm.bench.engine.convolutions import choose_table
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
-from contnorm.bench.engine.job import RunEnvironment
-from contnorm.bench.engine.precision import numerics
-from contnorm.bench.engine.provenance import provenance
-from contnorm.bench.engine.resume import resume_run
-from contnorm.bench.engine.scheduler import resolve
+from contnorm.bench.engine.provenance import numerics, provenance
+from contnorm.bench.engine.run import Run
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
 from contnorm.kernels.side_stream import Convolution
@@ -130,24 +127,17 @@ def test_checkpoint_without_a_table_resumes_with_cudnn(root: Path, source: Sourc
     assert new.convolutions == EMPTY
 
 
-def test_table_that_cannot_be_executed_is_refused(
-    root: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_that_cannot_be_executed_is_refused(root: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = (Trainer(settings(root), 0, source, CPU) for _ in range(2))
     old.convolutions = TABLE
-    checkpoints = Checkpoints(tmp_path / "3", "run")
-    checkpoints.save(packed(old.state()), old.progress())
     monkeypatch.setattr(convolutions, "can_launch", lambda device: False)
-    with pytest.raises(UserError, match=rf"3: the checkpoint after step 0.*{TABLE.digest}.*cpu"):
-        resume_run(new, checkpoints)
     with pytest.raises(UserError, match=f"{TABLE.digest}.*cpu"):
         new.load(*saved(old))
 
 
 def test_record_names_the_table(root: Path, source: Source) -> None:
-    environment = RunEnvironment(None, root, CPU)
-    assert provenance(settings(root), source, environment, TABLE)["convolutions"] == TABLE.digest
-    assert "convolutions" not in provenance(settings(root), source, environment)
+    assert provenance(Run(settings(root), 0), source, CPU, TABLE)["convolutions"] == TABLE.digest
+    assert "convolutions" not in provenance(Run(settings(root), 0), source, CPU)
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import copy
 import math
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,19 @@ from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.evaluate import MemoryBatches, TrainBatches, count_correct, memory_moments
-from contnorm.bench.engine.events import Finished, TaskDone
-from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.run_dir import RunDir, stopped_runs
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
+from contnorm.bench.engine import evaluate as evaluation
+from contnorm.bench.engine.evaluate import memory_moments
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.loop import train_lanes
+from contnorm.bench.engine.run import Event, Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.record import Record
-from contnorm.bench.records import Store
+from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
+from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserError
 from contnorm.moments.reestimate import NonFiniteMomentsError
-from tests.bench.engine.stopped_runs import kill, same_state
+from tests.bench.engine import stopped_runs
+from tests.bench.engine.stopped_runs import kill, lanes_of, same_state
 from tests.datasets import small_mnist, small_multi_label
 
 CPU = torch.device("cpu")
@@ -59,8 +60,7 @@ def trainer(config: RunConfig, root: Path, seed: int = 0, memory_moments: bool =
 
 
 def results(*trainers: Trainer) -> list[dict[str, Any]]:
-    ends = {t: what.results for t, what in train_together(trainers) if isinstance(what, Finished)}
-    return [ends[one] for one in trainers]
+    return stopped_runs.results(trainers)
 
 
 def steps_to_end_of(made: Trainer, task: int) -> None:
@@ -159,15 +159,15 @@ def test_batch_weights_without_current_samples_are_those_of_the_replayed_part(ro
 def test_batches_for_moments_have_a_length_and_each_is_run_once(root: Path, per_batch: int) -> None:
     made = trainer(settings(root, evaluate={"moments": "memory"}), root)
     steps_to_end_of(made, 2)
-    for batches in (TrainBatches(made, 2), MemoryBatches(made, 2)):
-        batches.size = per_batch
-        assert len(list(batches)) == len(batches) == math.ceil(len(batches.items) / per_batch)
+    batches = evaluation._TrainBatches(made, torch.arange(50))
+    batches.size = per_batch
+    assert len(list(batches)) == len(batches) == math.ceil(50 / per_batch)
     runs: list[int] = []
     hook = made.model.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
     with memory_moments(made, 2):
         pass
     hook.remove()
-    assert sum(runs) == len(MemoryBatches(made, 2).items)
+    assert sum(runs) == len(memory_by_hand(made, 2))
 
 
 def test_memory_moments_change_the_evaluation_alone(root: Path) -> None:
@@ -177,13 +177,12 @@ def test_memory_moments_change_the_evaluation_alone(root: Path) -> None:
     assert second["matrix_running"] == first["matrix"] and second["drift"] == first["drift"]
     assert second["matrix"] != first["matrix"]
     with memory_moments(memory, 2):
-        (right,) = count_correct([memory], [3])
-    assert second["matrix"]["correct"][2] == right.all
+        assert second["matrix"]["correct"][2] == evaluation.count_predictions(memory, 3)["matrix"]
 
 
-def record_of(config: RunConfig, environment: RunEnvironment) -> Record:
+def record_of(config: RunConfig, environment: RunOptions) -> Record:
     """The record of a run, made from where its checkpoint is."""
-    for _ in execute([Job(config, 0)], environment):
+    for _ in execute([Run(config, 0)], environment):
         pass
     record = environment.store.load_run(config, 0)
     assert isinstance(record, Record)
@@ -233,24 +232,25 @@ def test_moments_of_the_memory_that_are_not_finite_do_not_end_a_run(
         raise NonFiniteMomentsError("norm1")
 
     (first,) = results(trainer(settings(root), root))
-    monkeypatch.setattr("contnorm.bench.engine.measurements.memory_moments", fail)
+    monkeypatch.setattr(evaluation, "memory_moments", fail)
     (second,) = results(trainer(settings(root), root, memory_moments=True))
     assert second["matrix"] == first["matrix"] and "matrix_memory" not in second
 
 
 def test_recorded_memory_moments_do_not_change_the_hash_and_are_resumed(root: Path, tmp_path: Path) -> None:
     config = settings(root)
-    plain = record_of(config, RunEnvironment(tmp_path / "plain", root, CPU))
-    both = RunEnvironment(tmp_path / "both", root, CPU, memory_moments=True, checkpoint_every=5)
+    plain = record_of(config, RunOptions(runs=tmp_path / "plain", data_root=root))
+    both = RunOptions(runs=tmp_path / "both", data_root=root, memory_moments=True, checkpoint_every=5)
     whole = record_of(config, both)
     assert whole.hash == plain.hash and list(plain.evaluated) == ["running"]
     assert list(whole.evaluated) == ["running", "memory"] and whole.evaluated["running"] == plain.evaluated["running"]
     stopped = replace(both, runs=tmp_path / "stopped")
-    learned: list[TaskDone] = []
-    for event in execute([Job(config, 0)], stopped, stop=lambda: bool(learned)):
-        learned += [event.what] if isinstance(event.what, TaskDone) else []
-    (left,) = stopped_runs(tmp_path / "stopped").runs
-    assert left.memory_moments and RunDir.of(left.job, stopped.store).checkpoints.latest_step() > 0
+    learned: list[Event] = []
+    stop = partial(bool, learned)  # once a task is learned
+    for event in execute([Run(config, 0)], stopped, stop=stop):
+        learned += [event] if event.kind == "task" else []
+    (left,) = unfinished_runs(tmp_path / "stopped")
+    assert left.note["options"]["memory_moments"] and left.step > 0
     (resumed,) = bench.resume(tmp_path / "stopped", root=root)
     assert resumed.evaluated == whole.evaluated
     again = record_of(config, replace(both, runs=tmp_path / "plain"))
@@ -258,11 +258,10 @@ def test_recorded_memory_moments_do_not_change_the_hash_and_are_resumed(root: Pa
 
 
 def test_exports_have_the_accuracies_with_memory_moments(root: Path, tmp_path: Path) -> None:
-    record = record_of(settings(root), RunEnvironment(tmp_path / "runs", root, CPU, memory_moments=True))
-    bench.export(tmp_path / "runs", "csv", tmp_path / "table.csv")
-    head, *rows = (tmp_path / "table-accuracy.csv").read_text().splitlines()
-    column = head.split(",").index("accuracy_memory")
-    assert float(rows[-1].split(",")[column]) == pytest.approx(record.evaluated["memory"].at(2, 2))
+    record = record_of(settings(root), RunOptions(runs=tmp_path / "runs", data_root=root, memory_moments=True))
+    frame = bench.load_runs(tmp_path / "runs").to_frame(by_task=True)
+    last = frame[(frame["moments"] == "memory") & (frame["after_task"] == 2) & (frame["task"] == 2)]
+    assert last["accuracy"].item() == pytest.approx(record.evaluated["memory"].at(2, 2))
 
 
 def test_task_moments_equal_manual_save_and_restore(root: Path) -> None:
@@ -277,7 +276,7 @@ def test_task_moments_equal_manual_save_and_restore(root: Path) -> None:
         for earlier, moments in enumerate(saved):
             other = trainer(settings(root, **more), root)
             other.model.load_state_dict({**by_hand.model.state_dict(), **moments})
-            row[earlier] = count_correct([other], [5])[0].all[earlier]
+            row[earlier] = evaluation.count_predictions(other, 5)["matrix"][earlier]
         rows.append(row)
     made = trainer(settings(root, **more, evaluate={"moments": "task"}), root)
     (found,) = results(made)
@@ -299,7 +298,7 @@ def test_class_incremental_streams_use_task_moments_where_the_task_is_known(root
     slow = {"lr": 0.001}  # else all are right if the task is known
     (plain,) = results(trainer(settings(root, stream=stream, train=slow), root))
     config = settings(root, stream=stream, train=slow, evaluate={"moments": "task"})
-    for _ in execute([Job(config, 0)], RunEnvironment(tmp_path, root, CPU)):
+    for _ in execute([Run(config, 0)], RunOptions(runs=tmp_path, data_root=root)):
         pass
     (record,) = Store(tmp_path)
     assert isinstance(record, Record)
@@ -354,8 +353,8 @@ def test_moments_stay_frozen_with_every_strategy(root: Path, strategy: str) -> N
         settings(root, strategy={"name": strategy}, norm={"name": "bn", "freeze_after": 2}, train={"lr": 0.01}), root
     )
     after: list[dict[str, Tensor]] = []
-    for _, event in train_together([made]):
-        if type(event).__name__ == "TaskDone":
+    for event in train_lanes(lanes_of([made])):
+        if event.kind == "task":
             after.append(moments_of(made.model))
     assert all(torch.equal(value, after[1][name]) for name, value in after[2].items())
     assert not torch.equal(after[1]["norm1.running_mean"], after[0]["norm1.running_mean"])
@@ -393,12 +392,11 @@ def test_killed_and_resumed_run_has_the_same_bits(root: Path, tmp_path: Path, mo
         if done == whole[0].done:
             break
     resumed = make()
-    places = [Checkpoints(folder) for folder in folders]
-    found = {t: what.results for t, what in train_together(resumed, places) if isinstance(what, Finished)}
-    for one, other, results_of in zip(whole, resumed, expected, strict=True):
+    again = stopped_runs.results(resumed, folders)
+    for one, other, found, results_of in zip(whole, resumed, again, expected, strict=True):
         assert same_state(one, other)
         for key in ("matrix", "matrix_running", "matrix_memory", "matrix_task", "matrix_task_running", "drift"):
-            assert found[other].get(key) == results_of.get(key), key
+            assert found.get(key) == results_of.get(key), key
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -452,16 +450,16 @@ def test_multi_label_streams_have_memory_and_frozen_moments() -> None:
         ),
         ({"stream": {"scenario": "domain"}, "evaluate": {"moments": "task"}}, ("evaluate.moments=task", "=domain")),
         ({"norm": {"name": "gn4", "freeze_after": 1}}, ("norm.freeze_after=1", "'gn'")),
-        ({"norm": {"freeze_after": 3}}, ("norm.freeze_after=3", "3 tasks", "below 3")),
+        ({"norm": {"freeze_after": 3}}, ("norm.freeze_after=3", "below the number of tasks, 3")),
         ({"norm": {"freeze_after": 0}}, ("norm.freeze_after=0",)),
-        ({"stream": {"tasks": 1}, "norm": {"freeze_after": 1}}, ("1 task,", "Leave norm.freeze_after out")),
+        ({"stream": {"tasks": 1}, "norm": {"freeze_after": 1}}, ("below the number of tasks, 1",)),
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused_and_nothing_is_written(
     root: Path, tmp_path: Path, more: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     with pytest.raises(UserError) as refused:
-        list(execute([Job(settings(root, **more), 0)], RunEnvironment(tmp_path / "runs", root, CPU)))
+        list(execute([Run(settings(root, **more), 0)], RunOptions(runs=tmp_path / "runs", data_root=root)))
     assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
     assert not (tmp_path / "runs").exists()
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine import cuda_graph
 from contnorm.bench.engine.cuda_graph import SHORT, _GraphStepper
-from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import image_store
 from tests.datasets import small_cifar100
@@ -148,7 +148,7 @@ def test_steps_of_user_code_are_captured_and_checked_in_every_stretch(
 from contnorm.bench import Strategy
 
 class Mine(Strategy):
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         return head.cross_entropy(model(stream.x), stream).mean(), None
 """
     )

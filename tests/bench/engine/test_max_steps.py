@@ -10,15 +10,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from contnorm.bench.engine import loop, measurements
-from contnorm.bench.engine.evaluate import count_correct
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.engine import evaluate
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
 from contnorm.bench.records import Store
 from contnorm.cli.show import show_matrices, show_scores
-from contnorm.report.recipe_records import RecordFolders
-from contnorm.report.report import collect_report, report_text
+from contnorm.report.report import collect_report
 from tests.cli.terminal import printed
 from tests.datasets import small_mnist
 
@@ -30,10 +30,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_mnist(tmp_path_factory.mktemp("data"), train=400, test=100)
 
 
-def capped(root: Path, steps: int, **groups: Any) -> Job:
+def capped(root: Path, steps: int, **groups: Any) -> Run:
     stream = {"name": "permuted-mnist", "train_per_task": 60, "tasks": 5}
     values = {"stream": stream, "norm": {"name": "bn"}, "train": {"max_steps": steps}, **groups}
-    return Job(resolve(values, root), 0)
+    return Run(resolve(values, root), 0)
 
 
 @pytest.mark.parametrize(("steps", "tasks"), [(3, 1), (6, 1), (7, 2), (29, 5)])
@@ -42,15 +42,15 @@ def test_only_the_tasks_reached_are_evaluated(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, tasks: int, ahead: bool
 ) -> None:
     evaluated: list[int] = []
+    count = evaluate.count_predictions
 
-    def counting(lanes: list[Trainer], of: list[int], *rest: Any) -> Any:
-        evaluated.extend(of)
-        return count_correct(lanes, of, *rest)
+    def counting(trainer: Trainer, of: int) -> Any:
+        evaluated.append(of)
+        return count(trainer, of)
 
-    for module in (loop, measurements):
-        monkeypatch.setattr(module, "count_correct", counting)
+    monkeypatch.setattr(evaluate, "count_predictions", counting)
     job = capped(root, steps, evaluate={"ahead": ahead, "moments": "oracle"})
-    list(execute([job], RunEnvironment(tmp_path, root, CPU)))
+    list(execute([job], RunOptions(runs=tmp_path, data_root=root)))
     (record,) = Store(tmp_path)
     assert record.matrix.tasks == tasks == len(record.drift["by_task"]) and max(evaluated) == tasks
     assert len(evaluated) == 2 * tasks + ahead
@@ -63,7 +63,7 @@ def test_record_of_a_capped_run_is_shown_and_reported(root: Path, tmp_path: Path
     """Also beside seeds that reached other numbers of tasks, and a record of all tasks by an earlier version."""
     store, console = Store(tmp_path), Console(file=io.StringIO(), width=200)
     jobs = [capped(root, 3), capped(root, 9, evaluate={"moments": "oracle"})]
-    list(execute(jobs, RunEnvironment(tmp_path, root, CPU)))
+    list(execute(jobs, RunOptions(runs=tmp_path, data_root=root)))
     for job in jobs:
         raw = dict(store.load(store.path(job.config, 0)).raw)
         full = AccuracyMatrix([[9] * 5] * 5, [10] * 5)
@@ -76,7 +76,5 @@ def test_record_of_a_capped_run_is_shown_and_reported(root: Path, tmp_path: Path
     show_scores(records, console)
     show_matrices(records, console)
     assert "first 3 steps" in printed(console)
-    report = collect_report(RecordFolders([tmp_path]))
-    for form in ("html", "md", "latex", "csv"):
-        assert "first 3 steps" in report_text(report, form)
-    assert "first 1 of 5" in report_text(report, "html")
+    html = collect_report(tmp_path).html()
+    assert "first 3 steps" in html and "first 1 of 5" in html

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
-from contnorm.bench.engine.checkpoint import Checkpoints
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
-from contnorm.bench.engine.events import Finished
-from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.precision import numerics
+from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import image_store as gallery
 from contnorm.bench.streams.tasks import STREAMS
+from tests.bench.engine.stopped_runs import results, train
 from tests.datasets import small_multi_label
 
 pytestmark = [
@@ -69,16 +67,13 @@ def test_stopped_and_resumed_is_bitwise_equal(tmp_path: Path, norm: str) -> None
     config = settings(norm)
     with numerics(config.train):
         whole = Trainer(config, 0, SOURCE, CUDA)
-        expected = [what.results["labels"] for _, what in train_together([whole]) if isinstance(what, Finished)]
-        place = Checkpoints(tmp_path)
+        expected = [found["labels"] for found in results([whole])]
         for at in (37, 71):
             stopped = Trainer(config, 0, SOURCE, CUDA)
-            for _ in train_together([stopped], [place], report_every=1, stop=lambda at=at, s=stopped: s.done == at):
-                pass
+            train([stopped], [tmp_path], log_every=1, stop=lambda at=at, s=stopped: s.done == at)
             assert stopped.done == at
         resumed = Trainer(config, 0, SOURCE, CUDA)
-        found = [what.results["labels"] for _, what in train_together([resumed], [place]) if isinstance(what, Finished)]
-        assert found == expected and same(resumed, whole)
+        assert [found["labels"] for found in results([resumed], [tmp_path])] == expected and same(resumed, whole)
 
 
 def test_prefetched_images_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +84,6 @@ def test_prefetched_images_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
         for whole in (True, False):
             lane = Trainer(config, 0, SOURCE, CUDA, gallery.DeviceImages.of(SOURCE, CUDA, whole))
             assert isinstance(lane.feed, gallery.PrefetchedFeed) != whole
-            assert isinstance(list(train_together([lane]))[-1][1], Finished)
+            assert results([lane])
             lanes.append(lane)
     assert same(*lanes)

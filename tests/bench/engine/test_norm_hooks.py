@@ -12,11 +12,10 @@ import torch
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.events import Finished
-from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import ExtraDraw, PlanCache
 from contnorm.errors import UserCodeError, UserError
+from tests.bench.engine.stopped_runs import finish
 
 CPU = torch.device("cpu")
 FREE = {"name": "split-mnist", "tasks": 2, "train_per_task": 24, "source": "digits", "scenario": "free"}
@@ -25,6 +24,8 @@ import torch
 from torch import nn
 from contnorm import BatchTags, ReplayRequest, current_tags
 from contnorm.bench import Strategy, forward
+from tests.bench.engine.stopped_runs import finish
+from tests.bench.engine.stopped_runs import finish
 
 class Probe(nn.BatchNorm1d):
     def __init__(self, channels):
@@ -86,7 +87,7 @@ integer_loss, computed_loss, number_loss, truthy = map(network, (IntegerLoss, Co
 wrong_loss, wrong_request, plain = map(network, (WrongLoss, WrongRequest, Probe))
 
 class Untagged(Strategy):
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         return head.cross_entropy(model(stream.x), stream).mean(), None
 """
 
@@ -120,8 +121,7 @@ def layer_of(trainer: Trainer) -> Any:
 def test_passes_of_a_step_carry_the_tags_of_their_samples(file: Path) -> None:
     trainer = trainer_of(settings(file, "tagged"))
     layer_of(trainer).calls.clear()
-    *_, (_, last) = train_together([trainer])
-    assert isinstance(last, Finished)
+    finish([trainer])
     task = trainer.data.sequence.train.task
     for step, call in zip(trainer.plan.steps, layer_of(trainer).calls, strict=True):  # one joint pass a step
         items = np.concatenate([step.stream, step.replay[0]])
@@ -143,8 +143,7 @@ def test_any_true_value_of_needs_tags_gets_tags(file: Path) -> None:
 
 def test_layers_are_called_at_task_boundaries_once(file: Path) -> None:
     trainer = trainer_of(settings(file, "on_tasks"))
-    for _ in train_together([trainer]):
-        pass
+    finish([trainer])
     assert layer_of(trainer).calls == [(kind, task) for task in range(3) for kind in ("start", "end")]
     with pytest.raises(UserError, match=r"no task boundaries, at which norm 'bn' has hooks"):
         trainer_of(settings(file, "on_tasks", stream=FREE))
@@ -179,8 +178,7 @@ def test_extra_batch_has_its_own_pass_and_changes_no_other_draw(file: Path, stra
     config = settings(file, "extra", strategy)
     trainer, other = trainer_of(config), trainer_of(settings(file, "plain", strategy))
     layer_of(trainer).calls.clear()
-    for _ in train_together([trainer]):
-        pass
+    finish([trainer])
     calls, sequence = iter(layer_of(trainer).calls), trainer.data.sequence
     stored: set[int] = set()  # what can be in the memory
     for step, plain in zip(trainer.plan.steps, other.plan.steps, strict=True):

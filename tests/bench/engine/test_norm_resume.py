@@ -161,8 +161,8 @@ def test_own_settings_reach_the_layers() -> None:
 @pytest.mark.parametrize(
     ("norm", "options", "words"),
     [
-        ("iabn", {"k": -1.0}, "k=-1.0 must be a finite number, 0 or more"),
-        ("bnt", {"balanced_size": 0}, "balanced_size=0 must be a whole number of samples"),
+        ("iabn", {"k": -1.0}, "k=-1.0 must be"),
+        ("bnt", {"balanced_size": 0}, "balanced_size=0 must be"),
         ("iabn", {"kk": 1.0}, "norm.kk"),
     ],
 )

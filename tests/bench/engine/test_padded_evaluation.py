@@ -12,7 +12,6 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import evaluate
-from contnorm.bench.engine.evaluate import count_correct, count_labels
 from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_mnist, small_multi_label
 
@@ -55,10 +54,10 @@ def test_padding_does_not_change_counts(
     sizes, counts, seen = batch_sizes(trainer), {}, {}
     for padded in (False, True):
         monkeypatch.setattr(evaluate, "_may_pad", lambda trainer, padded=padded: padded)
-        counts[padded] = [count_correct([trainer], [tasks])[0] for tasks in range(1, 6)]
+        counts[padded] = [evaluate.count_predictions(trainer, tasks) for tasks in range(1, 6)]
         seen[padded] = sizes.copy()
         sizes.clear()
-    assert counts[True] == counts[False] and sum(counts[True][-1].all) > 0
+    assert counts[True] == counts[False] and sum(counts[True][-1]["matrix"]) > 0
     assert len(seen[True]) == len(seen[False])
     assert set(seen[True]) <= {1, 2, 4, 8, 16, 32, 64}
     assert not set(seen[False]) <= set(seen[True])  # without padding there are other sizes
@@ -71,9 +70,9 @@ def test_padding_does_not_change_labels(device: torch.device, monkeypatch: pytes
     sizes, rows = batch_sizes(trainer), []
     for padded in (False, True):
         monkeypatch.setattr(evaluate, "_may_pad", lambda trainer, padded=padded: padded)
-        rows += count_labels([trainer], 3)
+        rows.append(evaluate.count_predictions(trainer, 3)["labels"]["tally"])
     assert sizes == [50, 64]
-    assert rows[0].tally.samples == rows[1].tally.samples == 50 and rows[0].tally.predicted == rows[1].tally.predicted
+    assert rows[0]["samples"] == rows[1]["samples"] == 50 and rows[0]["predicted"] == rows[1]["predicted"]
 
 
 @pytest.mark.parametrize(
@@ -84,5 +83,4 @@ def test_samples_that_are_normalized_together_are_not_padded(
     root: Path, norm: dict[str, Any], padded: bool, device: torch.device
 ) -> None:
     trainer = Trainer(settings(root, **norm), 0, load_source("mnist", root), device)
-    assert evaluate._normalizes_samples_alone(trainer.model) is padded
     assert evaluate._may_pad(trainer) is (padded and device.type == "cuda")

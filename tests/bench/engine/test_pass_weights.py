@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import pass_weights
 from contnorm.bench.engine.optimizers import PlainSGD
 from contnorm.bench.engine.pass_weights import Bf16Weights, PassWeights
-from contnorm.bench.engine.precision import numerics
-from contnorm.bench.engine.scheduler import resolve
+from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.kernels.triton.availability import can_launch
 from tests.datasets import small_cifar100

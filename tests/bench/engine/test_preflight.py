@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from contnorm import registry
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import preflight
-from contnorm.bench.engine.events import Finished
-from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.norm_layers import check_norms
 from contnorm.errors import UserError
+from tests.bench.engine.stopped_runs import results
 from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")
@@ -38,27 +39,18 @@ def lane(root: Path, per_task: int = 21, norm: str = "cn", **groups: dict[str, A
 
 @pytest.mark.parametrize("norm", ["bn", "brn", "sn", "cn"])
 @pytest.mark.parametrize(
-    ("groups", "said"),
+    "groups",
     [
-        ({}, "train.batch=10: the last batch of task 0, which has 21 samples, is a single sample"),
-        ({"strategy": {"name": "er"}}, "the last batch of task 0, which has 21 samples"),
-        ({"train": {"updates": 2}}, "which has 21 samples, is a single sample"),
-        ({"train": {"updates": 2, "passes": 3}}, "which has 21 samples, is a single sample"),
-        ({"train": {"batch": 1}}, "train.batch=1: every batch of the stream is one sample"),
-        (
-            {"per_task": 20, "train": {"replay": 1}, "strategy": {"name": "er", "forward": "separate"}},
-            "train.replay=1: with strategy.forward=separate a forward pass of task 1 has one replayed sample",
-        ),
-        (
-            {"stream": {"scenario": "free", "train_per_task": 33}, "train": {"batch": 5}},
-            "66 samples, is a single",
-        ),
+        {},
+        {"train": {"updates": 2, "passes": 3}},
+        {"train": {"batch": 1}},
+        {"per_task": 20, "train": {"replay": 1}, "strategy": {"name": "er", "forward": "separate"}},
+        {"stream": {"scenario": "free", "train_per_task": 33}, "train": {"batch": 5}},
     ],
 )
-def test_single_sample_without_moments_is_refused(root: Path, norm: str, groups: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)) as told:
+def test_single_sample_without_moments_is_refused(root: Path, norm: str, groups: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"has a single sample, and norm '{norm}' in model 'mlp' can't compute"):
         lane(root, norm=norm, **groups)
-    assert f"and norm {norm!r} in model 'mlp' can't compute" in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -89,19 +81,12 @@ def test_check_does_not_change_the_network(root: Path, norm: str, monkeypatch: p
     monkeypatch.setattr(preflight, "_checked", set())
     checked = Trainer(resolve({**values, **network}, root), 0, load_source("mnist", root), CPU)
     assert preflight._checked
-    monkeypatch.setattr(preflight, "_try_norms", lambda *arguments: None)
+    monkeypatch.setattr(preflight, "_checked", set())
+    monkeypatch.setattr(preflight, "_run_in_training", lambda *arguments: None)
     expected = Trainer(resolve({**values, **network}, root), 0, load_source("mnist", root), CPU)
     state, other = checked.model.state_dict(), expected.model.state_dict()
     assert state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
     assert all(parameter.grad is None for parameter in checked.model.parameters())
-
-
-def test_suggested_batch_size_is_valid(root: Path) -> None:
-    with pytest.raises(UserError, match=r"--batch (\d+)") as told:
-        lane(root, 21)
-    advised = re.search(r"--batch (\d+)", str(told.value))
-    assert advised is not None
-    lane(root, 21, train={"batch": int(advised[1])})
 
 
 NETS = """
@@ -130,17 +115,14 @@ def unlike(shape, outputs):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("few", "can't be called with (input_shape, num_outputs). Write make(input_shape, num_outputs)"),
-        ("none", "can't be called with (input_shape, num_outputs). Write make(input_shape, num_outputs)"),
-        ("shapes", "images of shape (2, 1, 28, 28): {file}: RuntimeError: mat1 and mat2 shapes"),
+        ("few", "TypeError: few() takes 1 positional argument"),
+        ("shapes", "images of shape (2, 1, 28, 28): RuntimeError: mat1 and mat2 shapes"),
         (
             "narrow",
             "its output must have shape (2, 10), one value per output of the stream, not (2, 3). Use num_outputs",
         ),
         ("pair", "not tuple"),
-        ("groups", "{file}, line 16: GroupsError: "),
-        ("groups", "norm.groups or use a norm name such as cn1."),
-        ("unlike", "norm cn2 (norm.groups=2)"),
+        ("groups", "num_groups=4 does not divide the 7 channels of a layer"),
     ],
 )
 def test_invalid_user_network_writes_nothing(root: Path, tmp_path: Path, name: str, said: str) -> None:
@@ -149,92 +131,9 @@ def test_invalid_user_network_writes_nothing(root: Path, tmp_path: Path, name: s
     values: dict[str, Any] = {"model": {"name": f"{file}:{name}"}, "norm": {"name": "cn"}}
     values["stream"] = {"name": "permuted-mnist", "train_per_task": 20}
     with pytest.raises(UserError, match=re.escape(said.format(file=file))) as told:
-        list(execute([Job(resolve(values, root), 0)], RunEnvironment(tmp_path / "runs", root, CPU)))
+        list(execute([Run(resolve(values, root), 0)], RunOptions(runs=tmp_path / "runs", data_root=root)))
     assert f"model '{file}:{name}'" in str(told.value) and "\n" not in str(told.value)
     assert not (tmp_path / "runs").exists()
-
-
-OWN = """
-import torch
-from torch import nn
-
-def plain(shape, outputs, norm):
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, outputs))
-
-def frozen(shape, outputs, norm):
-    return plain(shape, outputs, norm).requires_grad_(False)
-
-def dropping(shape, outputs, norm):
-    return nn.Sequential(nn.Dropout(0.5), *plain(shape, outputs, norm))
-
-class AlwaysDropping(nn.Dropout):
-    def forward(self, x):
-        return nn.functional.dropout(x, 0.5, training=True)
-
-def lazy(shape, outputs, norm):
-    return nn.Sequential(nn.Flatten(), nn.LazyLinear(outputs))
-def always_dropping(shape, outputs, norm):
-    return nn.Sequential(AlwaysDropping(), *plain(shape, outputs, norm))
-
-def complex(shape, outputs, norm):
-    model = plain(shape, outputs, norm)
-    model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
-    return model
-
-class Two(nn.Linear):
-    def forward(self, x):
-        y = super().forward(x.flatten(1))
-        return y[:, :2] if self.training else y
-
-def other_in_training(shape, outputs, norm):
-    return Two(784, outputs)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("frozen", "no parameter has requires_grad=True"),
-        (
-            "complex",
-            "phase in its state_dict() is of torch.complex64, which a checkpoint can't contain",
-        ),
-        ("other_in_training", "in training, for images of shape (2, 1, 28, 28) its output must have shape (2, 10)"),
-    ],
-)
-def test_untrainable_or_unsavable_network_is_refused(root: Path, tmp_path: Path, name: str, said: str) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    with pytest.raises(UserError, match=re.escape(said)):
-        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:{name}"})
-
-
-def test_random_numbers_in_evaluation_cause_a_warning(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    for name in ("plain", "dropping", "lazy"):
-        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:{name}"})
-    assert not caplog.messages
-    for _ in range(2):
-        lane(root, per_task=20, norm="none", model={"name": f"{tmp_path / 'own.py'}:always_dropping"})
-    (message,) = caplog.messages
-    assert "always_dropping': draws random numbers in evaluation mode" in message
-
-
-def test_out_of_memory_error_names_the_setting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_network(*given: object) -> None:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
-
-    def no_memory(*given: object) -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patched:
-        patched.setattr("contnorm.bench.models.build.MLP", no_network)
-        with pytest.raises(UserError, match=r"model\.width=100: a mlp of this width does not fit into memory"):
-            lane(root, per_task=20)
-    monkeypatch.setattr("contnorm.bench.plan.build_memory", no_memory)
-    with pytest.raises(UserError, match=r"memory\.size=50: .* not fit into memory\. Use a smaller"):
-        lane(root, per_task=20)
 
 
 @pytest.mark.parametrize(
@@ -348,5 +247,5 @@ def test_record_lists_all_norms_of_a_user_network(
         "model": {"name": f"{tmp_path / 'norms.py'}:{name}"},
         "norm": {"name": norm, "layers": layers},
     }
-    *_, (_, last) = train_together([Trainer(resolve(values, root), 0, load_source("mnist", root), CPU)])
-    assert isinstance(last, Finished) and last.results["norms"] == norms
+    (found,) = results([Trainer(resolve(values, root), 0, load_source("mnist", root), CPU)])
+    assert found["norms"] == norms

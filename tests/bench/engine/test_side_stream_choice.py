@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.engine import cuda_graph
 from contnorm.bench.engine.cuda_graph import MOST_WITH_SIDE_STREAMS
-from contnorm.bench.engine.scheduler import resolve
 from contnorm.bench.engine.trainer import Trainer
 from tests.datasets import small_cifar100
 
@@ -70,7 +70,7 @@ def test_user_strategies_have_none(uses_side_stream: Any, tmp_path: Path) -> Non
 from contnorm.bench import Strategy
 
 class Mine(Strategy):
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         return head.cross_entropy(model(stream.x), stream).mean(), None
 """
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -14,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.events import Finished, Stopped
-from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute, resolve
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.signals import StopRequested, StopSignals, raise_on_stop
+from tests.bench.engine.stopped_runs import results, same_state, train
 from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")
@@ -37,20 +38,11 @@ def settings(root: Path, **groups: dict[str, Any]) -> RunConfig:
     return resolve({"stream": stream, "norm": {"name": "bn"}, "strategy": {"name": "er"}, **groups}, root)
 
 
-class Countdown:
-    """Asks to stop from the n-th question on."""
-
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
-
-    def __call__(self) -> bool:
-        self.calls -= 1
-        return self.calls < 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("moments", ["running", "oracle"])
-def test_stop_at_every_check_and_resume_is_bitwise_equal(root: Path, tmp_path: Path, moments: str) -> None:
+def test_signal_at_any_batch_and_resume_is_bitwise_equal(
+    root: Path, tmp_path: Path, moments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in the middle of an evaluation, of re-estimation and of the look ahead, with two lanes side by side."""
     config = settings(root, evaluate={"ahead": True, "moments": moments})
     source = load_source("mnist", root)
@@ -59,31 +51,33 @@ def test_stop_at_every_check_and_resume_is_bitwise_equal(root: Path, tmp_path: P
         return [Trainer(config, seed, source, CPU) for seed in (0, 1)]
 
     whole = lanes()
-    expected = [what.results for _, what in train_together(whole) if isinstance(what, Finished)]
-    phases = set()
-    for calls in range(0, 200, 7):
-        places = [Checkpoints(tmp_path / f"{calls}-{seed}") for seed in (0, 1)]
-        first = lanes()
-        events = [what for _, what in train_together(first, places, stop=Countdown(calls))]
-        if isinstance(events[-1], Finished):
-            break
-        assert all(isinstance(what, Stopped) and what.done == first[0].done for what in events[-2:])
-        phases.add((first[0].done, *(place.latest_step() for place in places)))
-        resumed = lanes()
-        again = [what.results for _, what in train_together(resumed, places) if isinstance(what, Finished)]
+    expected = results(whole)
+    ends = set()
+    for forward_passes in range(0, 60, 5):
+        places = [tmp_path / f"{forward_passes}-{seed}" for seed in (0, 1)]
+        first, passes = lanes(), itertools.count()
+
+        def count(*_: object, passes: Any = passes, at: int = forward_passes) -> None:
+            if next(passes) == at:
+                signal.raise_signal(signal.SIGTERM)
+
+        first[0].model.register_forward_pre_hook(count)
+        with StopSignals(announce=False) as signals:
+            events = train(first, places, stop=lambda signals=signals: bool(signals))
+        ends.add((events[-1].kind, events[-1].done))
+        again = lanes()
+        found = results(again, places)
         for key in ("matrix", "matrix_running", "drift"):
-            assert [found.get(key) for found in again] == [found.get(key) for found in expected]
-        for one, other in zip(whole, resumed, strict=True):
-            assert all(torch.equal(tensor, other.state()[name]) for name, tensor in one.state().items())
-    assert isinstance(events[-1], Finished) and calls > 20, "the questions were asked throughout"
-    assert (0, 0, 0) in phases and len(phases) > 2
+            assert [one.get(key) for one in found] == [one.get(key) for one in expected]
+        assert all(same_state(*pair) for pair in zip(whole, again, strict=True))
+    assert ("stopped", 0) in ends and len(ends) > 3
 
 
 def test_slow_steps_stop_before_the_next_report(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("contnorm.bench.engine.cuda_graph.ASK_EVERY", 0.0)
     lane = Trainer(settings(root), 0, load_source("mnist", root), CPU)
-    events = [what for _, what in train_together([lane], [Checkpoints(tmp_path)], stop=lambda: lane.done == 2)]
-    assert isinstance(events[-1], Stopped) and events[-1].done == 2 == Checkpoints(tmp_path).latest_step()
+    *_, last = train([lane], [tmp_path], stop=lambda: lane.done == 2)
+    assert (last.kind, last.done, last.saved) == ("stopped", 2, 2)
 
 
 SLOW = """
@@ -129,7 +123,7 @@ def test_signal_during_an_evaluation_stops_the_run(
     assert err.count("\n") == 1 and "stopping" in err
     ahead = "evaluate.ahead=true" in more
     assert f"stopped after {0 if ahead else 4} of 20 steps" in out
-    assert bool(list(tmp_path.rglob("checkpoints/4.json"))) is not ahead
+    assert bool(list(tmp_path.rglob("checkpoint.safetensors"))) is not ahead
 
 
 DEAF = """
@@ -187,10 +181,10 @@ def test_reading_data_is_interrupted(root: Path, tmp_path: Path, monkeypatch: py
         time.sleep(60)
         pytest.fail("was not interrupted")
 
-    jobs = [Job(settings(root), 0)]
-    monkeypatch.setattr("contnorm.bench.engine.job.load_source", slow)
+    jobs = [Run(settings(root), 0)]
+    monkeypatch.setattr("contnorm.bench.engine.run.load_source", slow)
     with StopSignals() as signals:
-        assert list(execute(jobs, RunEnvironment(tmp_path / "runs", root, CPU), stop=lambda: bool(signals))) == []
+        assert list(execute(jobs, RunOptions(runs=tmp_path / "runs", data_root=root), stop=lambda: bool(signals))) == []
     assert signals.received == [signal.SIGTERM] and not (tmp_path / "runs").exists()
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,14 +13,12 @@ from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.checkpoint import DTYPES, Checkpoints
-from contnorm.bench.engine.events import Finished, Steps
-from contnorm.bench.engine.loop import train_together
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.strategy_hooks import task_items
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.strategies import state
 from contnorm.errors import UserCodeError, UserError
+from tests.bench.engine.stopped_runs import finish
 
 CPU = torch.device("cpu")
 HEAD = """
@@ -29,16 +26,14 @@ import copy
 from dataclasses import dataclass
 import torch
 from contnorm.bench import Strategy, forward
+from tests.bench.engine.stopped_runs import finish
+from tests.bench.engine.stopped_runs import finish
 
 CALLS = []
 
 class Base(Strategy):
-    def loss(self, model, head, stream, replay):
+    def loss(self, model, head, stream):
         return head.cross_entropy(forward(model, stream), stream).mean(), None
-
-@dataclass
-class Changing:
-    rate: float = 1.0
 """
 SETTINGS = """
 class Mine(Base):
@@ -49,8 +44,8 @@ class Mine(Base):
         kind: str = "soft"
         limit: float | None = 1.0
 
-    def loss(self, model, head, stream, replay):
-        loss, _ = super().loss(model, head, stream, replay)
+    def loss(self, model, head, stream):
+        loss, _ = super().loss(model, head, stream)
         return loss / self.settings.temperature, None
 """
 
@@ -71,8 +66,8 @@ def trainer_of(config: RunConfig) -> Trainer:
 
 
 def last_event(config: RunConfig, runs: Path | None) -> object:
-    *_, last = execute([Job(config, 0)], RunEnvironment(runs, Path("data"), CPU))
-    return last.what
+    *_, last = execute([Run(config, 0)], RunOptions(runs=runs, data_root=Path("data")))
+    return last
 
 
 def test_own_settings_reach_the_strategy_and_the_record(tmp_path: Path) -> None:
@@ -104,7 +99,7 @@ class Scaled(bench.Strategy):
     class Settings:
         factor: float = 1.0
 
-    def loss(self, model: Any, head: Any, stream: Any, replay: Any) -> Any:
+    def loss(self, model: Any, head: Any, stream: Any) -> Any:
         return head.cross_entropy(bench.forward(model, stream), stream).mean() * self.settings.factor, None
 
 
@@ -130,12 +125,6 @@ def test_object_with_unknown_own_setting_is_refused() -> None:
         Scaled(facter=2.0)
     with pytest.raises(UserError, match=r"strategy.factor='a'"):
         Scaled(factor="a")
-    for value in (float("nan"), [1.0], torch.tensor(1.0)):
-        with pytest.raises(UserError, match=r"strategy.factor=.* must be a finite number"):
-            Scaled(factor=value)
-    with pytest.raises(UserError, match=r"Scaled\(2.0\): give settings by name"):
-        Scaled(2.0)  # type: ignore[arg-type]
-    assert Scaled(factor=np.int64(2)).settings.factor == 2.0
     with pytest.raises(UserError, match="temperature must be above 0"):
         bench.LwF(temperature=0.0)
 
@@ -179,8 +168,7 @@ def test_hooks_are_called_in_order(tmp_path: Path) -> None:
     config = settings(user_strategy(tmp_path, HOOKS), stream={"tasks": 2}, train={"batch": 10})
     trainer = trainer_of(config)
     before = {name: p.clone() for name, p in trainer.model.named_parameters()}
-    for _ in train_together([trainer]):
-        pass
+    finish([trainer])
     calls = type(trainer.strategy).loss.__globals__["CALLS"]
     assert calls[0][2:] == ("cpu", 2)
     steps = [("backward", False)] * 2
@@ -222,8 +210,7 @@ def test_step_hooks_need_a_run_without_graphs(tmp_path: Path) -> None:
         last_event(settings(name), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     trainer = trainer_of(settings(name, train={"graph": "off"}))
-    for _ in train_together([trainer]):
-        pass
+    finish([trainer])
     assert len(trainer.strategy.losses) == len(trainer.plan.steps) == 6  # type: ignore[attr-defined]
 
 
@@ -236,34 +223,21 @@ def test_task_hooks_on_a_task_free_stream_are_refused(tmp_path: Path, strategy: 
 
 def test_er_ace_runs_on_a_task_free_stream() -> None:
     trainer = trainer_of(settings("er-ace", stream={"scenario": "free"}))
-    *_, (_, last) = train_together([trainer])
-    assert isinstance(last, Finished) and trainer.strategy.seen.all()  # type: ignore[attr-defined]
+    finish([trainer])
+    assert trainer.strategy.seen.all()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("class Mine(Base):\n    def on_task_end(self, task): ...", "its on_task_end can't be called"),
-        ("class Mine(Base):\n    def after_backward(self): ...", "its after_backward can't be called"),
-        ("class Mine(Base):\n    def state_dict(self): return {}", "defines one of state_dict and load_state_dict"),
-        ("class Mine(Base):\n    multi_label = 1", "multi_label = 1. Use True or False"),
         ("class Mine(Base):\n    def setup(self): self.missing", "in setup()"),
         (
             "class Mine(Base):\n    Settings = 3",
             "Settings must be a dataclass",
         ),
         (
-            "class Mine(Base):\n    def state_dict(self): return {'a': {1}}\n    def load_state_dict(self, state): ...",
-            "a is of type set in its state_dict(), which a checkpoint can't contain",
-        ),
-        (
-            "class Mine(Base):\n    def state_dict(self): return [1]\n    def load_state_dict(self, state): ...",
-            "its state_dict() must return a dictionary, not an object of type list",
-        ),
-        (
-            "class Mine(Base):\n    def state_dict(self):\n        state = {}\n        state['a'] = state\n"
-            "        return state\n    def load_state_dict(self, state): ...",
-            "a dictionary or list contains itself in its state_dict()",
+            "class Mine(Base):\n    def get_extra_state(self): return 3\n    def set_extra_state(self, state): ...",
+            "_extra_state in its state_dict() is no tensor",
         ),
         (
             "class Mine(Base):\n    def after_backward(self, grads): grads['fc1.weight'] = grads['fc1.weight'] * 2",
@@ -279,7 +253,7 @@ def test_er_ace_runs_on_a_task_free_stream() -> None:
         ),
         (
             "class Mine(Base):\n    def loss(self, *args): return super().loss(*args)[0] * 1j, None",
-            "the loss must be a tensor with one real number, not a tensor of shape (), complex64",
+            "a tensor with a real number and a gradient",
         ),
         (
             "class Mine(Base):\n    def loss(self, *args): return next(iter([])), None",
@@ -309,18 +283,6 @@ def test_error_in_a_hook_names_file_and_line(tmp_path: Path, hook: str) -> None:
     assert not list((tmp_path / "runs").rglob("*.json"))
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_loss_that_is_not_finite_at_the_first_step_writes_nothing(tmp_path: Path, value: str) -> None:
-    body = (
-        "class Mine(Base):\n    def loss(self, *given):\n        loss, _ = super().loss(*given)\n"
-        f"        return loss * float('{value}'), None\n"
-    )
-    name = user_strategy(tmp_path, body)
-    with pytest.raises(UserCodeError, match=f"its loss is {value} at the first step") as error:
-        last_event(settings(name), tmp_path / "runs")
-    assert "\n" not in str(error.value) and not list((tmp_path / "runs").rglob("*.json"))
-
-
 def test_later_divergence_names_the_strategy(tmp_path: Path) -> None:
     body = (
         "class Mine(Base):\n    def on_task_start(self, task): self.factor = float('nan') if task.number else 1\n"
@@ -329,124 +291,3 @@ def test_later_divergence_names_the_strategy(tmp_path: Path) -> None:
     event = last_event(settings(user_strategy(tmp_path, body)), tmp_path / "runs")
     assert "the loss is nan at step" in getattr(event, "why", "")
     assert "or the loss of strategy" in getattr(event, "why", "")
-
-
-RESTORED = {
-    "shapes change": "def setup(self): self.a = torch.zeros(0)\n    def on_task_end(self, task, data):\n"
-    "        self.a = torch.cat([self.a, torch.ones(1)])",
-    "late attributes": "def on_task_end(self, task, data):\n        self.a = {'x': [torch.ones(2), (1, 'b')], 3: None}",
-    "module": "def setup(self): self.old = copy.deepcopy(self.model)\n    def on_task_end(self, task, data):\n"
-    "        self.old = copy.deepcopy(self.model).eval().requires_grad_(False)",
-    "modules": "def setup(self): self.all = [copy.deepcopy(self.model) for _ in range(3)]\n"
-    "    def on_task_end(self, task, data): self.all[task.number].load_state_dict(self.model.state_dict())",
-    "parts of the network": "def setup(self): self.p = list(self.model.parameters()); self.layer = self.model.fc1\n"
-    "    def after_backward(self, grads): self.n = float(self.p[0].sum())",
-    "own state_dict": "def setup(self): self._a, self.n = torch.zeros(1), 0\n"
-    "    def on_task_end(self, task, data): self._a += 1; self.n += 1\n"
-    "    def state_dict(self): return {'mean': self._a, 'n': self.n}\n"
-    "    def load_state_dict(self, state): self._a.copy_(state['mean']); self.n = state['n']",
-    "usable once": "def setup(self): self.n = []\n    def after_backward(self, grads): self.n.append(1)\n"
-    "    def state_dict(self): return {'n': list(self.n)}\n"
-    "    def load_state_dict(self, state): self.n.extend(state['n'])",
-    "one tensor, two names": "def setup(self): self.all = []\n"
-    "    def on_task_start(self, task): self.now = torch.zeros(2); self.all.append(self.now)\n"
-    "    def after_backward(self, grads): self.now.add_(1)",
-    "keys that are numbers": "def setup(self): self.n = 0\n"
-    "    def on_task_end(self, task, data): self.n += 1\n    def state_dict(self): return {1: self.n, 'n': self.n}\n"
-    "    def load_state_dict(self, state): self.n = state[1]",
-    "views": "def setup(self): self.flat = torch.zeros(4); self.parts = list(self.flat.split(2))\n"
-    "    def after_backward(self, grads): self.parts[1].add_(1)",
-    "late weight": "def on_task_start(self, task): self.w = torch.ones(1, requires_grad=True)\n"
-    "    def loss(self, *args):\n        loss, _ = super().loss(*args)\n"
-    "        (grad,) = torch.autograd.grad(loss.detach() * self.w, self.w)\n"
-    "        self.w.data.sub_(0.1 * grad)\n        return loss * self.w.detach().sum(), None",
-}
-NOT_RESTORED = {
-    "created late": (
-        "def on_task_end(self, task, data): self.old = copy.deepcopy(self.model)",
-        "setup() does not create",
-    ),
-    "a set": ("def on_task_end(self, task, data): self.seen = {task.number}", "self.seen"),
-    "left out": (
-        "def setup(self): self.n, self.m = 0, 0\n    def on_task_end(self, task, data): self.n += 1; self.m += 1\n"
-        "    def state_dict(self): return {'n': self.n}\n    def load_state_dict(self, state): self.n = state['n']",
-        "self.m",
-    ),
-    "not loaded": (
-        "def setup(self): self.n = 0\n    def on_task_end(self, task, data): self.n += 1\n"
-        "    def state_dict(self): return {'n': self.n}\n    def load_state_dict(self, state): pass",
-        "load_state_dict() does not restore",
-    ),
-    "one list, two names": (
-        "def setup(self): self.a = []; self.b = self.a\n    def on_task_end(self, task, data): self.a.append(1)",
-        "self.b",
-    ),
-    "late views": (
-        "def on_task_end(self, task, data): self.flat = torch.zeros(4); self.part = self.flat[:2]",
-        "load_state_dict() does not restore",
-    ),
-    "settings": (
-        "Settings = Changing\n    def on_task_end(self, task, data): self.settings.rate *= 0.5",
-        "self.settings",
-    ),
-    "load fails": (
-        "def setup(self): self.n = 0\n    def on_task_end(self, task, data): self.n += 1\n"
-        "    def state_dict(self): return {'n': self.n}\n    def load_state_dict(self, state): state['m']",
-        "KeyError",
-    ),
-}
-
-
-def stop_in_task_1(config: RunConfig, folder: Path) -> Trainer:
-    stopped = trainer_of(config)
-    stop = lambda: stopped.done >= 3  # noqa: E731
-    for _ in train_together([stopped], [Checkpoints(folder)], report_every=1, stop=stop):
-        pass
-    assert stopped.done == 3
-    return stopped
-
-
-def resume_for_one_step(config: RunConfig, folder: Path) -> Trainer:
-    resumed = trainer_of(config)
-    for _, what in train_together([resumed], [Checkpoints(folder)], report_every=1):
-        if isinstance(what, Steps):
-            break
-    return resumed
-
-
-@pytest.mark.parametrize("kind", RESTORED)
-def test_state_of_a_strategy_is_restored(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    config = settings(user_strategy(tmp_path, f"class Mine(Base):\n    {RESTORED[kind]}\n"))
-    stopped = stop_in_task_1(config, tmp_path / "run")
-    resumed = resume_for_one_step(config, tmp_path / "run")
-    assert resumed.done == 4 and not caplog.messages
-    other = trainer_of(config)
-    checkpoint = Checkpoints(tmp_path / "run").latest()
-    assert checkpoint is not None
-    other.load(checkpoint.tensors, checkpoint.progress)
-    assert state.same_state(other.strategy.state_dict(), stopped.strategy.state_dict())
-    if kind == "module":
-        assert not any(part.training for part in other.strategy.old.modules())  # type: ignore[attr-defined]
-    if kind == "usable once":
-        assert resumed.strategy.n == [1] * 4  # type: ignore[attr-defined]
-    if kind == "one tensor, two names":
-        assert other.strategy.all[-1] is other.strategy.now  # type: ignore[attr-defined]
-    if kind == "late weight":
-        assert other.strategy.w.requires_grad  # type: ignore[attr-defined]
-    if kind == "parts of the network":
-        assert other.strategy.p[0] is other.model.fc1.weight  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("kind", NOT_RESTORED)
-def test_state_that_cannot_be_restored_is_reported(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    body, message = NOT_RESTORED[kind]
-    config = settings(user_strategy(tmp_path, f"class Mine(Base):\n    {body}\n"))
-    stop_in_task_1(config, tmp_path / "run")
-    resumed = resume_for_one_step(config, tmp_path / "run")
-    # With a checkpoint that can't be restored the run starts again; else it resumes before the first change.
-    assert resumed.done <= 3
-    assert any(message in text for text in caplog.messages)
-
-
-def test_savable_dtypes_are_those_of_checkpoints() -> None:
-    assert set(state.DTYPES) == set(DTYPES)

@@ -9,8 +9,9 @@ import torch
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.evaluate import count_correct
-from contnorm.bench.engine.scheduler import Job, RunEnvironment, execute
+from contnorm.bench.engine.evaluate import count_predictions
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.records import Store
 from tests.datasets import small_mnist
@@ -32,7 +33,7 @@ def test_task_aware_and_class_counts_use_the_same_outputs(root: Path) -> None:
     made = lane(root, "class")
     for _ in range(6):
         made.step()
-    (right,) = count_correct([made], [5])
+    right = count_predictions(made, 5)
     made.model.eval()
     stream = made.data.sequence
     with torch.no_grad():
@@ -42,13 +43,12 @@ def test_task_aware_and_class_counts_use_the_same_outputs(root: Path) -> None:
         all_right[task] += int(row.argmax()) == label
         pair = row[2 * task : 2 * task + 2]
         within[task] += int(pair.argmax()) + 2 * task == label
-    assert right.all == all_right and right.within == within
+    assert right == {"matrix": all_right, "matrix_task": within}
     assert sum(within) > sum(all_right)  # else the two could be mixed up unseen
 
 
 def test_task_incremental_streams_have_one_count(root: Path) -> None:
-    (right,) = count_correct([lane(root, "task")], [5])
-    assert right.within is None
+    assert list(count_predictions(lane(root, "task"), 5)) == ["matrix"]
 
 
 def test_record_has_both_counts(root: Path, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_record_has_both_counts(root: Path, tmp_path: Path) -> None:
         "train": {"max_steps": 8},
     }
     config = resolve(values, root)
-    for _ in execute([Job(config, 0)], RunEnvironment(tmp_path, root, CPU)):
+    for _ in execute([Run(config, 0)], RunOptions(runs=tmp_path, data_root=root)):
         pass
     raw = Store(tmp_path).load(Store(tmp_path).path(config, 0)).raw
     plain, known = raw["matrix"], raw["matrix_task"]

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from contnorm import bench
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.engine.checkpoint import Checkpoints
-from contnorm.bench.engine.loop import train_together
 from contnorm.bench.engine.trainer import Trainer
-from tests.bench.engine.stopped_runs import finish, same_state
+from tests.bench.engine.stopped_runs import finish, same_state, train
 
 CPU, SEED, LR, ALPHA, BETA = torch.device("cpu"), 3, 0.05, 0.3, 0.7
 RNG = np.random.default_rng(0)
@@ -155,8 +153,8 @@ def test_run_killed_between_two_updates_equals_one_never_stopped(
     expected = finish([whole])
     killed = trainer_of(stream, settings)
     assert (whole.plan.steps[18].stream == whole.plan.steps[19].stream).all()
-    list(train_together([killed], [Checkpoints(tmp_path)], report_every=1, stop=lambda: killed.done == 19))
-    assert Checkpoints(tmp_path).latest_step() == 19
+    train([killed], [tmp_path], log_every=1, stop=lambda: killed.done == 19)
+    assert killed.done == 19
     resumed = trainer_of(stream, settings)
     assert finish([resumed], [tmp_path]) == expected and same_state(resumed, whole)
 

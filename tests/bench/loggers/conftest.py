@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from contnorm import bench
+from contnorm.bench.loggers import LoggedRun
 from tests.bench.api.conftest import arrays, stream
 
 __all__ = ["Memo", "StopAt", "arrays", "stream"]
@@ -18,18 +19,18 @@ class Memo(bench.Logger):
     """Keeps all events."""
 
     def __init__(self) -> None:
-        self.runs: list[bench.LoggedRun] = []
+        self.runs: list[LoggedRun] = []
         self.rows: list[tuple[int, int, str, float]] = []
         self.ends: list[tuple[int, str, str]] = []
         self.closed = 0
 
-    def start(self, run: bench.LoggedRun) -> None:
+    def start(self, run: LoggedRun) -> None:
         self.runs.append(run)
 
-    def metrics(self, run: bench.LoggedRun, step: int, values: Mapping[str, float]) -> None:
+    def metrics(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
         self.rows += [(run.seed, step, name, value) for name, value in values.items()]
 
-    def end(self, run: bench.LoggedRun, status: str, reason: str = "") -> None:
+    def end(self, run: LoggedRun, status: str, reason: str = "") -> None:
         self.ends.append((run.seed, status, reason))
 
     def close(self) -> None:
@@ -47,13 +48,13 @@ class StopAt(bench.Logger):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def metrics(self, run: bench.LoggedRun, step: int, values: Mapping[str, float]) -> None:
+    def metrics(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
         if step == self.step and "loss" in values:
             os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture
-def run() -> bench.LoggedRun:
+def run() -> LoggedRun:
     """A run that no network trains, for calls of a logger."""
     settings = {"stream.name": "s", "strategy.name": "er", "norm.name": "cn", "train.lr": 0.1, "norm.groups": None}
-    return bench.LoggedRun("0123456789ab", 0, settings, {"versions": {"torch": "2"}, "commit": None})
+    return LoggedRun("0123456789ab", 0, settings, {"versions": {"torch": "2"}, "commit": None})

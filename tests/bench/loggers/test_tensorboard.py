@@ -16,7 +16,7 @@ pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from contnorm.bench.loggers.tensorboard_logger import TensorBoardLogger
+from contnorm.bench.loggers import LoggedRun, TensorBoardLogger
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -34,7 +34,6 @@ def single(values: dict[int, float]) -> list[tuple[int, float]]:
     return [(step, float(np.float32(value))) for step, value in values.items()]
 
 
-@pytest.mark.feature("tensorboard", "metrics of a run")
 def test_events_are_those_of_the_run(stream: bench.Stream, tmp_path: Path) -> None:
     memo = Memo()
     result = bench.run(stream, norm="cn4", runs=tmp_path / "runs", log=["tensorboard", memo], log_every=5)
@@ -49,10 +48,9 @@ def test_events_are_those_of_the_run(stream: bench.Stream, tmp_path: Path) -> No
     content = accumulator.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     settings = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
     assert settings["norm.name"].string_value == "cn" and settings["train.batch"].number_value == 10
-    assert accumulator.Tensors("status")[0].tensor_proto.string_val[0] == b"finished"
+    assert accumulator.Tensors("status/text_summary")[0].tensor_proto.string_val[0] == b"finished"
 
 
-@pytest.mark.feature("tensorboard", "a resumed run is one run")
 def test_stopped_and_resumed_run_has_every_step_once(stream: bench.Stream, tmp_path: Path) -> None:
     memo = Memo()
     bench.run(stream, log=memo, log_every=1)
@@ -65,8 +63,7 @@ def test_stopped_and_resumed_run_has_every_step_once(stream: bench.Stream, tmp_p
         assert series(read(folder), name) == single(memo.series(name))
 
 
-@pytest.mark.feature("tensorboard", "a killed run logs each step once")
-def test_steps_that_are_repeated_after_a_kill_count_once(run: bench.LoggedRun, tmp_path: Path) -> None:
+def test_steps_that_are_repeated_after_a_kill_count_once(run: LoggedRun, tmp_path: Path) -> None:
     killed = TensorBoardLogger(tmp_path)
     killed.start(run)
     for step in (10, 20, 30, 40):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contnorm import bench
-from contnorm.bench.loggers.wandb_logger import WandbLogger
 from contnorm.errors import UserError
 from tests.bench.loggers.conftest import Memo, StopAt
 
@@ -68,7 +66,6 @@ def logged(folder: Path) -> tuple[set[str], dict[str, list[tuple[int, float]]], 
     return ids, metrics, config
 
 
-@pytest.mark.feature("wandb", "metrics of a run")
 def test_history_is_that_of_the_run(stream: bench.Stream, tmp_path: Path) -> None:
     memo = Memo()
     result = bench.run(stream, norm="cn4", runs=tmp_path / "runs", log=["wandb", memo], log_every=5)
@@ -82,7 +79,6 @@ def test_history_is_that_of_the_run(stream: bench.Stream, tmp_path: Path) -> Non
     assert config["train.batch"] == 10 and config["norm.groups"] == 4 and config["hash"] == result.hash
 
 
-@pytest.mark.feature("wandb", "a resumed run is one run")
 def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path) -> None:
     memo = Memo()
     bench.run(stream, log=memo, log_every=1)
@@ -93,23 +89,6 @@ def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path
     assert len(ids) == 1
     for name in ("loss", "accuracy/task_0", "score/acc"):
         assert metrics[name] == list(memo.series(name).items())
-
-
-@pytest.mark.feature("wandb", "a killed run logs each step once")
-def test_steps_that_are_repeated_after_a_kill_count_once(run: bench.LoggedRun, tmp_path: Path) -> None:
-    killed = WandbLogger(tmp_path)
-    killed.start(run)
-    for step in (10, 20, 30):
-        killed.metrics(run, step, {"loss": step})
-    killed.close()
-    again, resumed = WandbLogger(tmp_path), replace(run, done=20)
-    again.start(resumed)
-    for step in (30, 40):
-        again.metrics(resumed, step, {"loss": step, "accuracy/task_0": 50.0})
-    again.end(resumed, "diverged", "the loss is nan")
-    ids, metrics, _ = logged(tmp_path / "wandb")
-    assert len(ids) == 1 and metrics["loss"] == [(10, 10), (20, 20), (30, 30), (40, 40)]
-    assert metrics["accuracy/task_0"] == [(30, 50.0), (40, 50.0)]
 
 
 def test_missing_key_is_reported_before_anything_is_written(

@@ -112,5 +112,5 @@ def arrays_of_two_sizes() -> bench.Stream:
 
 
 def test_size_below_the_replay_batch_is_refused(arrays_of_two_sizes: bench.Stream) -> None:
-    with pytest.raises(UserError, match=r"memory\.size=3 is too small.*memory\.size=10"):
+    with pytest.raises(UserError, match=r"memory\.size=3 is too small: 3 slots"):
         bench.run(arrays_of_two_sizes, memory=bench.BalancedReservoir(3), replay=10)

@@ -51,18 +51,8 @@ def test_slot_out_of_range_is_one_line_on_the_command_line(tmp_path: Path) -> No
     assert done.returncode == 2 and "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()
     assert line == (
-        "contnorm: memory 'mine/memory.py:Mine': at step 0, offer() returned slot 50. Slots are 0 to 49, or -1 for a "
+        "contnorm: memory 'mine/memory.py:Mine': offer() returned slot 50. Slots are 0 to 49, or -1 for a "
         "sample that is not stored."
     )
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert not done.stdout.strip()
-
-
-@pytest.mark.slow
-def test_memory_named_in_a_settings_file_needs_consent(tmp_path: Path) -> None:
-    (tmp_path / "memory.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
-    (tmp_path / "settings.toml").write_text('[memory]\nkind = "memory.py:Mine"\n')
-    small_mnist(tmp_path / "data")
-    done = contnorm(tmp_path, "run", "--config", "settings.toml")
-    assert done.returncode == 2 and "--trust-code memory.py" in done.stderr
-    assert not (tmp_path / "executed").exists()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,12 +13,10 @@ import torch
 from contnorm import bench
 from contnorm.bench.components import remove_component
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.memories.build import CheckedMemory
 from contnorm.bench.metrics.memory_stats import take_census
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.streams.tasks import TaskSequence
-from contnorm.bench.user_code import python_objects
-from contnorm.errors import UserCodeError, UserError
+from contnorm.errors import UserError
 
 REPLAY_ALL = {"strategy.replay_from": "all"}
 
@@ -76,8 +72,7 @@ def stream() -> bench.Stream:
 
 def plan_of(result: bench.Result, stream: bench.Stream, seed: int = 0) -> tuple[Plan, TaskSequence]:
     sequence = stream.sequence(seed)
-    with python_objects(result.objects):
-        return make_plan(result.config, sequence, seed, draws=1), sequence
+    return make_plan(result.config, sequence, seed, draws=1), sequence
 
 
 def test_user_memory_determines_what_is_replayed(stream: bench.Stream) -> None:
@@ -102,7 +97,7 @@ def test_class_object_file_and_name_have_the_same_scores(stream: bench.Stream, t
         "    def offer(self, labels, task):\n        self.seen += len(labels)\n"
         "        return np.arange(self.seen - len(labels), self.seen) % self.capacity\n"
     )
-    bench.register_memory("latest", Newest)
+    bench.register("memory", "latest", Newest)
     try:
         results = [
             bench.run(stream, memory=memory, settings={**REPLAY_ALL, "memory.size": 20}, seeds=2, lanes=lanes)
@@ -155,7 +150,7 @@ def test_capacity_may_depend_on_the_stream(stream: bench.Stream) -> None:
     plan, _ = plan_of(bench.run(stream, memory=PerTask(15)), stream)
     assert plan.slots == 45
     assert all((step.replay_slots[0] < 15 * step.task).all() for step in plan.steps), "past tasks only"
-    with pytest.raises(UserError, match=r"memory\.size=3 is too small: memory .*PerTask' has 9 slots"):
+    with pytest.raises(UserError, match=r"memory\.size=3 is too small: 9 slots"):
         bench.run(stream, memory=PerTask(3))
 
 
@@ -176,24 +171,19 @@ def test_own_settings_are_checked_and_recorded(stream: bench.Stream) -> None:
         Newest(3, temperature=2)
 
 
-def test_object_with_other_state_needs_a_tag_to_be_recorded(stream: bench.Stream, tmp_path: Path) -> None:
-    memory = Newest(20)
-    memory.note = "an attribute"
-    with pytest.raises(UserError, match="tag="):
-        bench.run(stream, memory=memory, runs=tmp_path)
-    assert bench.run(stream, memory=memory, runs=tmp_path, tag="mine").config.memory.kind == "python:mine"
-
-
-def test_object_in_use_is_refused(stream: bench.Stream) -> None:
-    memory = Newest(20)
-    memory.offer(np.zeros(3, dtype=np.int64), task=0)
-    assert memory.readable().tolist() == [0, 1, 2], "it works on a live stream"
-    with pytest.raises(UserError, match="in use already"):
-        bench.run(stream, memory=memory, tag="used")
+def test_attributes_of_an_object_are_part_of_its_identity(stream: bench.Stream, tmp_path: Path) -> None:
+    hashes = []
+    for note in ("one", "two", None):
+        memory = Newest(20)
+        if note:
+            memory.note = note  # type: ignore[attr-defined]
+        hashes.append(bench.run(stream, memory=memory, runs=tmp_path, settings={"train.max_steps": 2}).hash)
+    assert len(set(hashes)) == 3
+    assert bench.run(stream, memory=Newest(20), runs=tmp_path, tag="mine").config.memory.kind == "python:mine"
 
 
 def source(body: str, before: str = "") -> str:
-    head = f"import random\nimport numpy as np\nfrom contnorm import bench\n{before}\nclass Mine(bench.Memory):\n"
+    head = f"import numpy as np\nfrom contnorm import bench\n{before}\nclass Mine(bench.Memory):\n"
     return head + "".join(f"    {line}\n" for line in body.splitlines())
 
 
@@ -205,37 +195,19 @@ READ = FILL + "def readable(self, before_task=None):\n    return "
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (f"{OFFER}np.full(len(labels), 50)", "at step 0, offer() returned slot 50. Slots are 0 to 49, or -1"),
+        (f"{OFFER}np.full(len(labels), 50)", "offer() returned slot 50. Slots are 0 to 49, or -1"),
         (f"{OFFER}np.full(len(labels), -2)", "offer() returned slot -2. Slots are 0 to 49"),
-        (f"{OFFER}np.full(len(labels), 2**63, dtype=np.uint64)", "returned slot 9223372036854775808"),
         (f"{OFFER}np.zeros(len(labels))", "offer() returned an array of float64 of shape (10,). Return one integer"),
-        (f"{OFFER}np.zeros(len(labels), dtype=bool)", "offer() returned an array of bool"),
         (f"{OFFER}np.zeros((len(labels), 1), dtype=int)", "offer() returned an array of int64 of shape (10, 1)"),
         (f"{OFFER}np.zeros(3, dtype=int)", "offer() returned 3 slots for 10 samples. Return one for each"),
-        (f"{OFFER}[[1], [2, 3]]", "offer() returned an object of type list"),
         (f"{OFFER}None", "offer() returned an object of type NoneType"),
-        (f"{OFFER}[-1] * len(labels)", "offer() returned -1 for all 240 samples"),
-        (f"{OFFER}1 / 0", "at step 0: FILE, line 7: ZeroDivisionError: division by zero"),
-        (
-            "def offer(self, labels, task):\n    self.capacity = 99\n    return labels * 0 + 98",
-            "returned slot 98. Slots a",
-        ),
-        ("def offer(self, labels, task):\n    raise SystemExit(3)", "at step 0: FILE, line 7: SystemExit: 3"),
-        (f"{READ}np.array([], dtype=int)", "readable() returned no slots at every step"),
-        (f"{READ}np.array([20])", "readable(before_task=0) returned slot 20, which holds no sample"),
-        (f"{READ}np.array([50])", "readable(before_task=0) returned slot 50. Slots are 0 to 49."),
-        (f"{READ}super().readable()", "at step 1, readable(before_task=0) returned slot 0, which holds a sample of"),
-        (f"{READ}np.repeat(super().readable(before_task), 2)", "at step 8, readable(before_task=1) returned slot 0 m"),
-        ("pass", "does not define offer. Define offer(self, labels, task)"),
-        ("def offer(self, labels): ...", "its offer can't be called as offer(labels, task)"),
-        ("def offer(self, labels, task): ...\ndef readable(self): ...", "its readable can't be called"),
-        (f"{FILL}multi_hot = 1", "multi_hot = 1. Use True or False"),
+        (f"{OFFER}1 / 0", "FILE, line 6: ZeroDivisionError: division by zero"),
+        (f"{READ}np.array([20])", "readable(before_task=0) returned [20]"),
+        (f"{READ}super().readable()", "readable(before_task=0) returned [0, 1"),
+        (f"{READ}np.repeat(super().readable(before_task), 2)", "readable(before_task=1) returned [0, 0"),
+        ("pass", "does not define offer"),
         (f"{FILL}def setup(self): self.capacity = 0", "its capacity is 0. Set it to an int from 1"),
-        (f"{FILL}def setup(self): self.capacity = 50.0", "its capacity is 50.0"),
-        (f"{FILL}def setup(self): self.capacity = True", "its capacity is True"),
-        (f"{FILL}def __init__(self, size): self.capacity = size", "does not call super().__init__(size"),
-        (f"{FILL}def __init__(self): super().__init__(50)", "TypeError"),
-        (f"{FILL}def setup(self): raise KeyError('x')", "built with its settings: FILE"),
+        (f"{FILL}def setup(self): raise KeyError('x')", "FILE, line 7: KeyError"),
         (f"{FILL}class Settings:\n    x = 1", "Settings must be a dataclass"),
     ],
 )
@@ -252,21 +224,6 @@ def test_unusable_memory_is_one_line_and_nothing_is_written(
     assert not runs.exists() or not [path for path in runs.rglob("*") if path.is_file()]
 
 
-class Counting(bench.Memory):
-    """A memory whose state is in its class, and so is shared by all runs."""
-
-    counts: ClassVar[list[int]] = []
-
-    def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
-        self.counts.extend(labels.tolist())
-        return np.full(len(labels), len(self.counts) % self.capacity)
-
-
-def test_memory_that_shares_state_between_runs_is_refused(stream: bench.Stream) -> None:
-    with pytest.raises(UserError, match=r"Counting': chooses other slots .* same seed.*self\.generator"):
-        bench.run(stream, memory=Counting(43))
-
-
 def test_arrays_that_a_memory_changes_later_are_copied(stream: bench.Stream, tmp_path: Path) -> None:
     """A memory may return the same array at each step; the plan must have the values at the time of each call."""
     body = (
@@ -278,18 +235,6 @@ def test_arrays_that_a_memory_changes_later_are_copied(stream: bench.Stream, tmp
     settings = {**REPLAY_ALL, "memory.size": 20}
     shared, plain = (bench.run(stream, memory=m, settings=settings) for m in (f"{tmp_path}/mine.py:Mine", Newest))
     np.testing.assert_array_equal(shared.accuracy, plain.accuracy)
-
-
-def test_global_generators_are_seeded_and_restored(stream: bench.Stream, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        source(f"{OFFER}[random.randrange(self.capacity) if np.random.rand() < 0.5 else -1 for _ in labels]")
-    )
-    np.random.seed(3)
-    expected = np.random.rand()
-    np.random.seed(3)
-    first, second = (bench.run(stream, memory=f"{tmp_path}/mine.py:Mine", seeds=[7]) for _ in range(2))
-    assert np.random.rand() == expected
-    np.testing.assert_array_equal(first.accuracy, second.accuracy)
 
 
 class _StopError(Exception):
@@ -347,31 +292,6 @@ def test_multi_hot_memory_gets_rows(stream: bench.Stream, tmp_path: Path) -> Non
         np.testing.assert_array_equal(step.write, sequence.train.label[step.stream])
 
 
-def test_checked_memory_names_the_step() -> None:
-    class Late(bench.Memory):
-        def setup(self) -> None:
-            self.calls = 0
-
-        def offer(self, labels: np.ndarray, task: int) -> np.ndarray:
-            self.calls += 1
-            return np.full(len(labels), 0 if self.calls < 3 else self.capacity)
-
-    memory = CheckedMemory(Late(4).bind(bench.StreamInfo(2, 1), np.random.default_rng(0)), "late")
-    labels = np.zeros(2, dtype=np.int64)
-    for _ in range(2):
-        memory.readable()
-        memory.offer(labels, 0)
-    memory.readable()
-    with pytest.raises(UserCodeError, match=r"memory 'late': at step 2, offer\(\) returned slot 4"):
-        memory.offer(labels, 0)
-
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    yield
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
 @pytest.mark.parametrize(
     ("memory", "text"),
     [
@@ -384,11 +304,3 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 )
 def test_repr_is_the_call_that_makes_a_memory(memory: bench.Memory, text: str) -> None:
     assert repr(memory) == text
-
-
-def test_repr_of_a_memory_without_init_has_its_class() -> None:
-    class Bare(bench.Memory):
-        def __init__(self) -> None:
-            pass
-
-    assert repr(Bare()) == "Bare()"

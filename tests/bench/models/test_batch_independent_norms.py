@@ -20,7 +20,7 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.build import build_model
 from contnorm.errors import UserError
 from contnorm.kernels.side_stream import SideStream, side_stream_gradients
-from contnorm.layers.weight_standardization import is_standardized
+from contnorm.norms.weight_standardization import is_standardized
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 
 NORMS = ["evonorm_s0", "frn", "gn_ws"]
@@ -173,53 +173,32 @@ def test_frn_is_refused_for_a_perceptron(stream: Any) -> None:
 
 
 class Net(nn.Module):
-    """A user's network; its activations are modules or functions."""
+    """A user's network, which applies an activation after its norm."""
 
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, norm: Any, calls_relu: bool = False) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, norm: Any) -> None:
         super().__init__()
         self.conv, self.norm, self.act = nn.Conv2d(input_shape[0], 8, 3, 2), norm(8), nn.ReLU()
-        self.head, self.calls_relu = nn.Linear(8, num_outputs), calls_relu
+        self.head = nn.Linear(8, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.conv(x))
-        z: Tensor = self.head((F.relu(y) if self.calls_relu else self.act(y)).mean((2, 3)))
-        return z
+        y: Tensor = self.head(self.act(self.norm(self.conv(x))).mean((2, 3)))
+        return y
 
 
 @every_norm
-def test_user_network_gets_the_norm_and_loses_its_activation(name: str) -> None:
+def test_user_network_gets_the_norm(name: str) -> None:
+    """Of a norm with an activation, the user says whether the layers apply it."""
+
     def make(input_shape: tuple[int, ...], num_outputs: int, norm: Any) -> nn.Module:
         return Net(input_shape, num_outputs, norm)
 
     stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=20, test_per_task=20)
-    result = bench.run(stream, norm=name, model=make, settings={"norm.groups": 2} if name != "frn" else {})
-    (kind,) = result.records[0].raw["norms"]
-    assert kind.startswith({"evonorm_s0": "EvoNorm2d", "frn": "FilterResponseNorm2d", "gn_ws": "WSGroupNorm2d"}[name])
-
-
-def test_other_norms_of_a_user_network_stay(stream: Any) -> None:
-    def make(input_shape: tuple[int, ...], num_outputs: int, norm: Any) -> nn.Module:
-        net = Net(input_shape, num_outputs, norm)
-        net.conv = nn.Sequential(net.conv, nn.GroupNorm(2, 8))  # type: ignore[assignment]
-        return net
-
-    assert bench.run(stream, norm="frn", model=make).records[0].raw["norms"] == {
-        "GroupNorm(2)": 1,
-        "FilterResponseNorm2d": 1,
-    }
-
-    def stubborn(input_shape: tuple[int, ...], num_outputs: int, norm: Any) -> nn.Module:
-        return Net(input_shape, num_outputs, nn.BatchNorm2d)
-
-    with pytest.raises(UserError, match="none of its normalization layers is the run's norm 'frn'"):
-        bench.run(stream, norm="frn", model=stubborn)
-
-
-def test_user_network_with_an_activation_function_is_refused(stream: Any) -> None:
-    def make(input_shape: tuple[int, ...], num_outputs: int, norm: Any) -> nn.Module:
-        return Net(input_shape, num_outputs, norm, calls_relu=True)
-
-    with pytest.raises(UserError, match=r"can't be converted to norm 'frn': .*a call of relu in the model's code"):
-        bench.run(stream, norm="frn", model=make)
-    result = bench.run(stream, norm="frn", model=make, settings={"norm.apply_act": False})
-    assert result.records[0].raw["norms"] == {"FilterResponseNorm2d": 1}
+    settings: dict[str, Any] = {"norm.groups": 2} if name != "frn" else {}
+    if name != "gn_ws":
+        with pytest.raises(UserError, match=r"contains an activation. Set norm\.apply_act=false"):
+            bench.run(stream, norm=name, model=make, settings=settings)
+        settings["norm.apply_act"] = False
+    for model in (make, lambda shape, outputs: Net(shape, outputs, nn.BatchNorm2d)):
+        result = bench.run(stream, norm=name, model=model, settings=settings, tag=str(model is make))
+        (kind,) = result.records[0].raw["norms"]
+        assert kind.startswith({"evonorm_s0": "EvoNorm2d", "frn": "FilterResponse", "gn_ws": "WSGroupNorm2d"}[name])

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.run_dir import edited
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models import pretrained
 from contnorm.bench.models.build import build_model
-from contnorm.bench.models.pretrained import locate_weights, read_weights, weights_hash
+from contnorm.bench.models.pretrained import locate_weights, read_weights, weights_change, weights_hash
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -91,8 +90,6 @@ def test_prefixes_of_wrappers_are_removed(prefix: str, tmp_path: Path, state: St
 def test_backbone_prefix_with_plain_classifier_loads(tmp_path: Path, state: State) -> None:
     mixed = {name if name.startswith("fc.") else f"backbone.{name}": tensor for name, tensor in state.items()}
     assert same(made(weights=saved(tmp_path / "w.pth", mixed)), state)
-    with pytest.raises(UserError, match=r"w\.pth: holds conv1\.weight twice, with and without a prefix"):
-        made(weights=saved(tmp_path / "w.pth", {**state, "module.conv1.weight": state["conv1.weight"]}))
 
 
 @pytest.mark.parametrize("norm", ["cn4", "brn", "bn_gn2", "cn_tied4"])
@@ -150,11 +147,11 @@ def test_mismatched_weights_are_refused_and_change_nothing(file: Path, tmp_path:
     message = str(caught.value)
     assert message.startswith(f"{file}: the weights do not fit model 'resnet50' of width 4: ") and "\n" not in message
     assert "look like weights of resnet34." in message and "missing (layer1.0.conv3.weight, " in message
-    assert "with another shape (layer1.0.conv1.weight (4, 4, 3, 3) for (4, 4, 1, 1), " in message and len(message) < 600
+    assert "with another shape or type (layer1.0.conv1.weight, " in message and len(message) < 600
     with pytest.raises(UserError, match=r"2 unexpected \(extra\.weight, head\.weight\)\. Set model\.name"):
         made(weights=saved(tmp_path / "w.pth", {**state, "extra.weight": torch.ones(1), "head.weight": torch.ones(2)}))
     narrow = {**state, "fc.weight": torch.ones(5, 7)}
-    with pytest.raises(UserError, match=r"1 with another shape \(fc\.weight \(5, 7\) for \(5, 32\)\)"):
+    with pytest.raises(UserError, match=r"1 with another shape or type \(fc\.weight\)"):
         made(weights=saved(tmp_path / "w.pth", narrow))
     network = made()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -164,33 +161,11 @@ def test_mismatched_weights_are_refused_and_change_nothing(file: Path, tmp_path:
     assert same(network, before)
 
 
-@pytest.mark.parametrize("kind", ["sparse", "without values", "of 8 bits"])
-def test_sparse_meta_and_8_bit_tensors_are_refused(kind: str, tmp_path: Path, state: State) -> None:
-    made_of = {
-        "sparse": lambda t: t.to_sparse(),
-        "without values": lambda t: t.to("meta"),
-        "of 8 bits": lambda t: t.to(torch.float8_e4m3fn),
-    }
-    torch.save({**state, "conv1.weight": made_of[kind](state["conv1.weight"])}, tmp_path / "odd.pt")
-    with pytest.raises(UserError, match=r"odd\.pt: conv1\.weight is not a plain tensor.*must be dense"):
-        read_weights(tmp_path / "odd.pt")
-
-
-def test_tensors_of_another_data_type_are_refused(tmp_path: Path, state: State) -> None:
-    torch.save({**state, "conv1.weight": state["conv1.weight"].int(), 7: torch.ones(1)}, tmp_path / "odd.pt")
-    with pytest.raises(UserError, match=r"1 with another data type \(conv1\.weight torch\.int32 for torch\.float32\)"):
-        made(weights=tmp_path / "odd.pt")
-
-
-def test_values_that_are_not_finite_are_refused(tmp_path: Path, state: State) -> None:
+def test_values_of_another_type_or_not_finite_are_refused(tmp_path: Path, state: State) -> None:
+    with pytest.raises(UserError, match=r"1 with another shape or type \(conv1\.weight\)"):
+        made(weights=saved(tmp_path / "odd.pt", {**state, "conv1.weight": state["conv1.weight"].int()}))
     state["layer2.1.conv1.weight"][0, 0, 0, 0] = torch.nan
-    with pytest.raises(UserError, match=r"not finite \(layer2\.1\.conv1\.weight\)"):
-        made(weights=saved(tmp_path / "w.pth", state))
-    state["layer2.1.conv1.weight"][0, 0, 0, 0] = 0.0
-    with pytest.raises(UserError, match=r"contains negative variances \(bn1\.running_var\)"):
-        made(weights=saved(tmp_path / "w.pth", {**state, "bn1.running_var": -state["bn1.running_var"]}))
-    state["layer2.1.conv1.weight"] = torch.ones(8, 8, 3, 3, dtype=torch.complex64)
-    with pytest.raises(UserError, match="1 with another data type"):
+    with pytest.raises(UserError, match=r"1 not finite \(layer2\.1\.conv1\.weight\)"):
         made(weights=saved(tmp_path / "w.pth", state))
 
 
@@ -215,40 +190,34 @@ def test_files_with_code_are_refused_and_not_run(kind: str, tmp_path: Path, stat
     with pytest.raises(UserError) as caught:
         made(weights=path)
     assert not mark.exists() and "\n" not in str(caught.value) and str(path) in str(caught.value)
-    if kind != "plain pickle":
-        assert "could run code" in str(caught.value) and "mkdir" in str(caught.value)
 
 
 def test_files_with_pickled_objects_are_refused(tmp_path: Path, state: State) -> None:
     for content in (made(), {"state_dict": state, "args": argparse.Namespace(lr=1)}):
-        with pytest.raises(UserError, match=r"could run code.* Save weights with safetensors\.torch"):
+        with pytest.raises(UserError, match=r"weights alone .* Save weights with safetensors\.torch"):
             made(weights=saved(tmp_path / "w.pth", content))
     with pytest.raises(UserError, match=r"contains no named tensors"):
         made(weights=saved(tmp_path / "w.pth", [torch.ones(2)]))
 
 
-@pytest.mark.parametrize("kind", ["cut safetensors", "cut torch", "cut old torch", "text", "empty", "json"])
+@pytest.mark.parametrize("kind", ["cut safetensors", "cut torch", "text", "empty"])
 def test_damaged_files_are_refused_in_one_line(kind: str, file: Path, tmp_path: Path, state: State) -> None:
     path = tmp_path / "w"
     if kind == "text":
         path.write_bytes(b"no weights at all, but some words of the kind that is found in a download's place")
-    elif kind == "json":
-        path.write_bytes(b"12345678{}")
     elif kind == "empty":
         path.write_bytes(b"")
     else:
         whole = file if "safetensors" in kind else saved(tmp_path / "whole", state, old="old" in kind)
         path.write_bytes(whole.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"w: is not a valid safetensors (or torch )?file") as caught:
+    with pytest.raises(UserError, match=r"w: is not a safetensors or torch file") as caught:
         made(weights=path)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone\.pth': does not exist\..* torchvision:IMAGENET1K_V1, "):
+    with pytest.raises(UserError, match=r"gone\.pth': there is no such file\..* torchvision:IMAGENET1K_V1, "):
         made(weights=tmp_path / "gone.pth")
-    with pytest.raises(UserError, match="is a folder"):
-        made(weights=tmp_path)
 
 
 # By name.
@@ -295,7 +264,7 @@ def test_published_weights_are_downloaded_once_into_torchs_cache(published: Path
 def test_failed_downloads_leave_no_file(published: Path, tmp_path: Path) -> None:
     whole = published.read_bytes()
     published.write_bytes(whole[:-10])
-    with pytest.raises(UserError, match=r"is not resnet34-.*deleted\. Download resnet34-.* --weights"):
+    with pytest.raises(UserError, match=r"download failed .* --weights FILE"):
         locate_weights(NAMED, "resnet34")
     published.unlink()
     with pytest.raises(UserError, match=r"download failed \(HTTP Error 404"):
@@ -304,7 +273,7 @@ def test_failed_downloads_leave_no_file(published: Path, tmp_path: Path) -> None
 
 
 def test_unknown_published_weights_are_refused() -> None:
-    with pytest.raises(UserError, match=r"'mlp', only for resnet101, resnet34, resnet50"):
+    with pytest.raises(UserError, match=r"unknown weights of mlp"):
         weights_hash(NAMED, "mlp")
     with pytest.raises(UserError, match=r"unknown weights of resnet34 'torchvision:IMAGENET1K_V2'.*IMAGENET1K_V1"):
         weights_hash("torchvision:IMAGENET1K_V2", "resnet34")
@@ -331,7 +300,7 @@ def test_config_hash_depends_on_content_of_weights(file: Path, tmp_path: Path) -
     assert resolve({**asked, "model": {"name": "resnet34", "weights": str(copied)}}, root).hash != config.hash
     with pytest.raises(UserError, match=r"model\.weights_hash='0' .*can't be set.*set model\.weights=path/to/file"):
         resolve({"model": {"weights_hash": "0"}}, root)
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="there is no such file"):
         resolve({**asked, "model": {"weights": "nowhere.pth"}}, root)
     assert resolve({"model": {"name": "resnet50", "weights": NAMED}}, root).model.weights_hash == "0676ba61"
 
@@ -360,12 +329,12 @@ def test_weights_changed_since_the_start_are_refused(file: Path, state: State) -
     other = replace(config, weights_hash="01234567")
     with pytest.raises(UserError, match=r"have changed since the run started \(model\.weights_hash was 01234567"):
         build_model(other, NormConfig(), (3, 32, 32), 5, 1)
-    assert not edited(RunConfig(model=config))
-    assert "have changed since the run started" in edited(RunConfig(model=other))
+    assert not weights_change(config)
+    assert "have changed since the run started" in weights_change(other)
     file.write_bytes(file.read_bytes() + b" ")
-    assert "have changed since the run started" in edited(RunConfig(model=config)), "looked at again"
+    assert "have changed since the run started" in weights_change(config), "looked at again"
     file.unlink()
-    assert "does not exist" in edited(RunConfig(model=config))
+    assert "there is no such file" in weights_change(config)
 
 
 def test_user_networks_load_weights(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ NONE = batch(4, 0, 0, logits=True)
 
 def test_single_is_the_cross_entropy_of_the_stream() -> None:
     model = Watched()
-    loss, logits = build_strategy(StrategyConfig("single")).loss(model, OutputMask(COMPETING), NEW, ())
+    loss, logits = build_strategy(StrategyConfig("single")).loss(model, OutputMask(COMPETING), NEW)
     torch.testing.assert_close(loss, by_hand(model, NEW).mean())
     assert model.forwards == [5] and logits is None
 
@@ -60,7 +60,7 @@ def test_single_is_the_cross_entropy_of_the_stream() -> None:
 def test_er_forwards_and_losses(forward: str, groups: list[int], kind: str) -> None:
     model = Watched()
     config = StrategyConfig("er", forward=forward, loss=kind)  # type: ignore[arg-type]
-    loss, _ = build_strategy(config).loss(model, OutputMask(COMPETING), NEW, (OLD,))
+    loss, _ = build_strategy(config).loss(model, OutputMask(COMPETING), NEW, OLD)
     new, old = by_hand(model, NEW), by_hand(model, OLD)
     torch.testing.assert_close(loss, new.mean() + old.mean() if kind == "sum" else torch.cat([new, old]).mean())
     assert model.forwards == groups
@@ -71,7 +71,7 @@ def test_er_forwards_and_losses(forward: str, groups: list[int], kind: str) -> N
 def test_derpp_forwards_losses_and_stored_logits(forward: str, groups: list[int], distance: str, outputs: int) -> None:
     model = Watched()
     config = StrategyConfig("derpp", forward=forward, alpha=0.3, beta=0.7, distance=distance)  # type: ignore[arg-type]
-    loss, logits = build_strategy(config).loss(model, OutputMask(COMPETING), NEW, (OLD, OTHER))
+    loss, logits = build_strategy(config).loss(model, OutputMask(COMPETING), NEW, OLD, OTHER)
     assert OLD.logits is not None and logits is not None
     dark = (OLD.x @ model.weight - OLD.logits)[:, :outputs].square().mean()
     expected = by_hand(model, NEW).mean() + 0.3 * dark + 0.7 * by_hand(model, OTHER).mean()
@@ -94,7 +94,7 @@ def test_derpp_without_output_mask(distance: Literal["task", "all"]) -> None:
     model = Watched()
     head = OutputMask(torch.ones(2, 4, dtype=torch.bool))
     config = StrategyConfig("derpp", forward="separate", distance=distance)
-    loss, _ = build_strategy(config).loss(model, head, NEW, (OLD, OTHER))
+    loss, _ = build_strategy(config).loss(model, head, NEW, OLD, OTHER)
     dark = F.mse_loss(OLD.x @ model.weight, OLD.logits)  # type: ignore[arg-type]
     rest = F.cross_entropy(NEW.x @ model.weight, NEW.label) + 0.5 * F.cross_entropy(OTHER.x @ model.weight, OTHER.label)
     torch.testing.assert_close(loss, rest + 0.2 * dark)
@@ -104,7 +104,7 @@ def test_derpp_without_output_mask(distance: Literal["task", "all"]) -> None:
 def test_empty_memory_is_the_stream_loss(name: str) -> None:
     model = Watched()
     strategy = build_strategy(StrategyConfig(name))
-    loss, _ = strategy.loss(model, OutputMask(COMPETING), NEW, (NONE,) * strategy.draws)
+    loss, _ = strategy.loss(model, OutputMask(COMPETING), NEW, *(NONE,) * strategy.draws)
     torch.testing.assert_close(loss, by_hand(model, NEW).mean())
     assert model.forwards == [5]
 
@@ -114,13 +114,13 @@ def test_strategy_from_a_user_file(tmp_path: Path) -> None:
     file.write_text(
         "from contnorm.bench import Strategy\n"
         "class Half(Strategy):\n"
-        "    def loss(self, model, head, stream, replay):\n"
+        "    def loss(self, model, head, stream):\n"
         "        return head.cross_entropy(model(stream.x), stream).mean() / 2, None\n"
     )
     model = Watched()
-    loss, _ = build_strategy(StrategyConfig(f"{file}:Half")).loss(model, OutputMask(COMPETING), NEW, ())
+    loss, _ = build_strategy(StrategyConfig(f"{file}:Half")).loss(model, OutputMask(COMPETING), NEW)
     torch.testing.assert_close(loss, by_hand(model, NEW).mean() / 2)
-    for name, said in ((f"{file}:Third", "has no Third"), ("nowhere.py:A", "there is no file nowhere.py")):
+    for name, said in ((f"{file}:Third", "has no Third"), ("nowhere.py:A", "nowhere.py: can't be read")):
         with pytest.raises(UserError, match=said):
             build_strategy(StrategyConfig(name))
     with pytest.raises(UserError, match=r"unknown strategy 'derp'\. Did you mean 'derpp'"):

@@ -105,12 +105,12 @@ def test_census_equals_replayed_writes() -> None:
         ({"stream": {"scenario": "class"}}, r"stream.scenario=class: .*task-free \(cocoseq\)"),
         ({"stream": {"class_order": "seed"}}, "stream.class_order=seed: .* order of the tasks is fixed"),
         ({"stream": {"augment": True}}, "stream.augment=true: .*no augmentation"),
-        ({"stream": {"part": "learn"}}, "cocoseq has no validation tasks. Use stream.part=all"),
+        ({"stream": {"part": "learn"}}, "no validation tasks"),
         ({"stream": {"tasks": 4}}, "stream.tasks=4 must be 1 to 3 for cocoseq here"),
         ({"memory": {"kind": "ring", "per": "class"}}, "has several labels"),
         ({"memory": {"kind": "balanced"}}, "memory.kind=balanced: .*has several labels.*prs or reservoir"),
         ({"strategy": {"replay_from": "past"}}, "a task-free stream has no task boundaries"),
-        ({"train": {"batch": 62}}, "task 0 has 61 samples, .*train.partial=drop"),
+        ({"train": {"batch": 62}}, "a task has 61 samples, .*train.partial=drop"),
     ],
 )
 def test_unsupported_multilabel_settings_are_refused(groups: dict[str, dict[str, Any]], said: str) -> None:

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from contnorm.bench.config.defaults import stream_name
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine.events import Diverged, Failed, Finished, Started, Steps, Stopped, TaskDone
-from contnorm.bench.engine.job import Job
-from contnorm.bench.engine.run_dir import RunDir
-from contnorm.bench.engine.scheduler import Event, Waiting
+from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.escape import escape_terminal
-from contnorm.bench.records import Store
 
-__all__ = ["RunMonitor", "RunProgress"]
+__all__ = ["RunMonitor", "RunProgress", "is_interactive"]
 
 
 class RunMonitor(Protocol):
     """Follows the runs of several experiments, such as to show a table of their scores so far."""
 
-    def start(self, configs: Sequence[RunConfig]) -> None:
-        """Get the settings of each experiment, before anything is run."""
+    def start(self, runs: Sequence[Run]) -> None:
+        """Get a run of each experiment, before anything is run."""
 
-    def label(self, job: Job) -> str:
+    def label(self, run: Run) -> str:
         """Return the name of a run on progress bars."""
 
     def update(self, event: Event) -> None:
@@ -43,6 +31,13 @@ class RunMonitor(Protocol):
 
     def __rich__(self) -> RenderableType:
         """Return what is shown above the progress bars."""
+
+
+def is_interactive(console: Console | None) -> bool:
+    """Whether progress bars can be updated: on a terminal, or in a notebook, where rich needs ipywidgets."""
+    if console is None:
+        return False
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
 class _Bars(Progress):
@@ -59,27 +54,21 @@ class _Bars(Progress):
 
 
 class RunProgress:
-    """Shows progress bars, and prints a line for each event of a run.
+    """Shows progress bars, and prints a line for each run that ends.
 
     Args:
-        jobs: The runs.
+        runs: The runs.
         console: The terminal or notebook to print to; None for no output.
-        print_records: Whether to print the path of each record.
-        resume_hint: A sentence that says how to continue after a stop.
-        on_diverged: Called with each run that diverged, and the reason; such runs then are no failures.
-        recorded: Whether the runs are recorded. If not, and there are no bars, a line is printed for each of them.
-        monitor: Gets every event, names the runs, and is shown above the bars. It prints the lines of finished runs.
+        monitor: Names the runs, and is shown above the bars. It prints the lines of finished runs itself.
+        quiet: Whether recorded runs get no line.
+        hint: A sentence that says how to continue after a stop.
+
+    Attributes:
+        unfinished: Runs that are neither recorded nor failed.
     """
 
     def __init__(
-        self,
-        jobs: list[Job],
-        console: Console | None,
-        print_records: bool,
-        resume_hint: str,
-        on_diverged: Callable[[Job, str], None] | None,
-        recorded: bool = True,
-        monitor: RunMonitor | None = None,
+        self, runs: Sequence[Run], console: Console | None, monitor: RunMonitor | None, quiet: bool, hint: str
     ) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -87,24 +76,14 @@ class RunProgress:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
-        self.console = console or Console(quiet=True)
-        self.print_records, self.resume_hint, self.on_diverged = print_records, resume_hint, on_diverged
-        self.monitor, self.label = monitor, _label
-        if monitor is not None:
-            self.print_records, self.label = False, monitor.label
-        self.shown = console is not None
-        # In a notebook, rich needs ipywidgets to update a bar.
-        widgets = self.console.is_jupyter and find_spec("ipywidgets") is not None
-        interactive = self.console.is_terminal or widgets
-        hidden = not (self.shown and interactive)
-        self.bars: Progress = _Bars(*columns, monitor=monitor, console=self.console, disable=hidden)
-        self.print_finished = self.shown and not interactive and not recorded and monitor is None
-        self.total_bar = self.bars.add_task("all runs", total=len(jobs), visible=len(jobs) > 1)
-        self.total = f"{len(jobs)} runs"
-        self.bar_of: dict[Job, TaskID] = {}
-        self.waiting = dict.fromkeys(jobs)  # jobs that are neither recorded nor failed
-        self.stopped: set[Job] = set()
-        self.failures: list[str] = []
+        self.console, self.hint = console or Console(quiet=True), hint
+        self._shown, interactive = console is not None, is_interactive(console)
+        self._label = _label if monitor is None else monitor.label
+        self.bars: Progress = _Bars(*columns, monitor=monitor, console=self.console, disable=not interactive)
+        self._lines = self._shown and monitor is None and not quiet
+        self._total = self.bars.add_task("all runs", total=len(runs), visible=len(runs) > 1)
+        self._bar_of: dict[Run, TaskID] = {}
+        self.unfinished, self.count = dict.fromkeys(runs), len(runs)
 
     def __enter__(self) -> RunProgress:
         self.bars.start()
@@ -114,54 +93,33 @@ class RunProgress:
         self.bars.stop()
 
     def print(self, text: str) -> None:
+        """Print a line of text as it is."""
         self.console.print(Text(escape_terminal(text)), soft_wrap=True)
 
-    def show_event(self, event: Event) -> None:
-        job, what = event.job, event.what
-        if self.monitor is not None:
-            self.monitor.update(event)
-        if isinstance(what, Started | TaskDone):
-            return
-        if isinstance(what, Steps):
-            if not self.shown:
-                return
-            if job not in self.bar_of:
-                self.bar_of[job] = self.bars.add_task(self.label(job), total=what.steps)
-            self.bars.update(self.bar_of[job], completed=what.done)
-        elif isinstance(what, Waiting):
-            self.print(f"{self.label(job)}: waiting for {what.holder}, which is running it.")
-        elif isinstance(what, Stopped):
-            self.stopped.add(job)
-            saved = "and saved" if what.saved in (None, what.done) else f"and {what.saved} of them are saved"
-            self.print(
-                f"{self.label(job)}: stopped after {what.done} of {what.steps} steps, {saved}. {self.resume_hint}"
-            )
-        else:
-            self.waiting.pop(job, None)
-            self._show_end(event)
-
-    def _show_end(self, event: Event) -> None:
-        self.bars.advance(self.total_bar)
-        if event.job in self.bar_of:
-            self.bars.update(self.bar_of[event.job], visible=False)
-        if isinstance(event.what, Diverged) and self.on_diverged is not None:
-            self.on_diverged(event.job, event.what.why)
-        elif isinstance(event.what, Failed):
-            self.failures.append(event.what.why)
-        elif self.print_records:
-            outcome = "recorded in" if isinstance(event.what, Finished) else "not run again; its record is"
-            self.print(f"{self.label(event.job)}: {outcome} {event.path}")
-        elif self.print_finished:
-            self.print(f"{self.label(event.job)}: finished, {len(self.waiting)} of {self.total} to go")
-
-    def show_waiting(self, store: Store | None, again: str) -> None:
-        """Print how many runs were not started, and what to do: ``again`` if `resume` would not find them."""
-        rest = [job for job in self.waiting if job not in self.stopped]
-        noted = store is not None and all(RunDir.of(job, store).note.is_file() for job in rest)
-        if rest:
-            self.print(f"not started: {len(rest)} of {self.total}. {self.resume_hint if noted else again}")
+    def show(self, event: Event) -> None:
+        """Show an event of a run."""
+        run = event.run
+        if event.kind == "steps" and self._shown:
+            if run not in self._bar_of:
+                self._bar_of[run] = self.bars.add_task(self._label(run), total=event.steps)
+            self.bars.update(self._bar_of[run], completed=event.done)
+        elif event.kind == "waiting":
+            self.print(f"{self._label(run)}: waiting for {event.why}, which is running it.")
+        elif event.kind == "stopped":
+            self.print(f"{self._label(run)}: stopped after {event.done} of {event.steps} steps. {self.hint}")
+        elif event.is_end:
+            self.unfinished.pop(run, None)
+            self.bars.advance(self._total)
+            if run in self._bar_of:
+                self.bars.update(self._bar_of[run], visible=False)
+            if self._lines and event.kind == "recorded":
+                self.print(f"{self._label(run)}: not run again; its record is {event.path}")
+            elif self._lines and event.kind == "finished" and event.path is not None:
+                self.print(f"{self._label(run)}: recorded in {event.path}")
+            elif self._lines and event.kind == "finished" and not is_interactive(self.console):
+                self.print(f"{self._label(run)}: finished, {len(self.unfinished)} of {self.count} runs to go")
 
 
-def _label(job: Job) -> str:
-    config = job.config
-    return escape_terminal(f"{stream_name(config.stream)} {config.strategy.name} {config.norm.name} seed {job.seed}")
+def _label(run: Run) -> str:
+    config = run.config
+    return escape_terminal(f"{stream_name(config.stream)} {config.strategy.name} {config.norm.name} seed {run.seed}")

@@ -19,14 +19,13 @@ from torch import nn
 
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.comparison import scores_of
+from contnorm.bench.components import Component, share_components
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import compare_figure, figure
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
-from contnorm.bench.records import Record, spread_over_seeds
-from contnorm.bench.runs import Runs
-from contnorm.bench.user_code import PythonObject, python_objects
+from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, AccuracyMatrix
+from contnorm.bench.records import Record, Runs, spread_over_seeds
 from contnorm.errors import UserError
 from contnorm.registry import find_norm, numbered_name
 
@@ -56,7 +55,7 @@ class Result:
         records: Their records.
         diverged: The seeds whose loss became infinite or NaN, with the reasons; they have no results.
         stream: The stream of the runs; None for recorded runs.
-        objects: The network, strategy and so on of the runs that are Python objects, by name.
+        objects: The components of the runs that are registered or passed as Python objects.
 
     Example:
         >>> from contnorm.bench.api.run import run
@@ -75,7 +74,7 @@ class Result:
         diverged: Mapping[int, str] | None = None,
         stream: Stream | None = None,
         weights: Mapping[int, bytes | Path] | None = None,
-        objects: Mapping[str, PythonObject] | None = None,
+        objects: Iterable[Component] = (),
     ) -> None:
         if isinstance(records, str | PathLike):
             raise UserError(
@@ -88,7 +87,7 @@ class Result:
         self.config = self.records[0].config
         self.seeds = [record.seed for record in self.records]
         self.diverged = dict(diverged or {})
-        self.stream, self._weights, self.objects = stream, dict(weights or {}), dict(objects or {})
+        self.stream, self._weights, self.objects = stream, dict(weights or {}), list(objects)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for pickle; a network or strategy may be a lambda, which cloudpickle can store."""
@@ -120,6 +119,11 @@ class Result:
     def acc(self) -> NDArray[np.float64]:
         """ACC of each seed: average accuracy on all tasks after the last one."""
         return self.score("acc")
+
+    @property
+    def aia(self) -> NDArray[np.float64]:
+        """Mean over the stream of each seed: accuracy on the tasks so far, averaged over the ends of all tasks."""
+        return self.score("aia")
 
     @property
     def fm(self) -> NDArray[np.float64]:
@@ -173,12 +177,12 @@ class Result:
         if missing:
             raise UserError(f"the weights of seed {missing[0]} were not kept. Run with keep_weights=True.")
         models = []
-        with python_objects(self.objects):
-            for seed in self.seeds:
-                trainer = Trainer(self.config, seed, self.stream.source, torch.device("cpu"))
-                weights = self._weights[seed]
-                trainer.model.load_state_dict(load(weights.read_bytes() if isinstance(weights, Path) else weights))
-                models.append(trainer.model.eval())
+        share_components(self.objects)
+        for seed in self.seeds:
+            trainer = Trainer(self.config, seed, self.stream.source, torch.device("cpu"))
+            weights = self._weights[seed]
+            trainer.model.load_state_dict(load(weights.read_bytes() if isinstance(weights, Path) else weights))
+            models.append(trainer.model.eval())
         return models
 
     def plot(self, *others: Result) -> Figure:
@@ -206,7 +210,9 @@ class Result:
 
     def __repr__(self) -> str:
         parts = []
-        for name, values in list(self.scores().items())[:3]:
+        scores = self.scores()
+        for name in list(scores)[:3] if self.records[0].multi_label else MAIN_SCORES:
+            values = scores[name]
             mean, spread = spread_over_seeds(values.tolist())
             parts.append(f"{name} {mean:.2f}" + (f" ± {spread:.2f}" if len(values) > 1 else ""))
         return f"Result({self._title()}: {', '.join(parts)})"

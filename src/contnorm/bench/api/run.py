@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from contnorm.bench.api.arguments import ARGUMENTS, DEFAULT_NORM, DEFAULT_STRATEGY, Model, Norm, collect_values
-from contnorm.bench.api.execution import RunOptions, environment_with_data, run_jobs
+from contnorm.bench.api.arguments import DEFAULT_NORM, DEFAULT_STRATEGY, Model, Norm, resolve_run
+from contnorm.bench.api.execution import OnTaskDone, Outcome, print_data_notices, run_runs
 from contnorm.bench.api.progress import RunMonitor
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs
+from contnorm.bench.api.run_logs import Loggers, LogOptions
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
-from contnorm.bench.api.task_callback import OnTaskDone
-from contnorm.bench.components import components_of
-from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.components import components_of, loading_user_code
 from contnorm.bench.engine.checkpoint import weights_path
-from contnorm.bench.engine.events import Finished
-from contnorm.bench.engine.job import Job, RunEnvironment
-from contnorm.bench.launchers.base import Launcher
-from contnorm.bench.launchers.local import LocalLauncher
+from contnorm.bench.engine.launch import Launcher
+from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.memories import Memory
-from contnorm.bench.records import Record, Store, make_record
+from contnorm.bench.records import make_record
 from contnorm.bench.strategies.base import Strategy
-from contnorm.bench.user_code import PythonObject, loading_user_code, python_objects
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError
 
-__all__ = ["DivergedError", "ResolvedExperiment", "resolve_experiment", "run", "run_all", "run_experiments"]
-
-log = logging.getLogger("contnorm")
-
-ROUNDS = 10  # attempts at runs whose records other processes discard
+__all__ = ["DivergedError", "find_stream", "run", "run_all", "run_experiments"]
 
 
 class DivergedError(UserError):
@@ -80,8 +69,8 @@ def run(
     """Train once over a stream for each seed; after each task, measure accuracy on all tasks so far.
 
     A run is identified by its settings and seed. With a folder ``runs``, a finished run is recorded there and not
-    repeated, and a stopped one is resumed bit-exactly. Several seeds run in parallel: in processes on a CPU, in one
-    CUDA graph on a GPU. The results of a seed do not depend on the others.
+    repeated, and a stopped one is resumed bit-exactly. Several seeds run in parallel: on a CPU in processes if that
+    saves time, on a GPU in one CUDA graph. The results of a seed do not depend on the others.
 
     Args:
         stream: A stream, or the name of one.
@@ -121,7 +110,7 @@ def run(
         log_dir: Folder of logs; None for the folder next to ``runs`` whose name ends in ``-logs``, or ``runs-logs``.
         launcher: Where runs are executed: a name, such as ``"ray"``, or a launcher, such as
             ``bench.RayLauncher(address="auto")``; None for this machine. Results do not depend on it.
-        on_task_done: Called in this process with a `bench.TaskDone` after each task of a run: its settings, seed and
+        on_task_done: Called in this process with a `bench.Event` after each task of a run: its settings, seed and
             accuracies so far. Runs that are recorded already are included. An exception that it raises, such as
             `bench.StopRun`, stops and saves all runs of the call, which then raises it.
 
@@ -139,17 +128,8 @@ def run(
         >>> result.accuracy.shape
         (2, 2, 2)
     """
-    arguments = {
-        "norm": norm,
-        "strategy": strategy,
-        "model": model,
-        "memory": memory,
-        "lr": lr,
-        "batch_size": batch_size,
-        "replay": replay,
-        "settings": settings,
-        "tag": tag,
-    }
+    arguments: dict[str, Any] = {"norm": norm, "strategy": strategy, "model": model, "memory": memory, "lr": lr}
+    arguments |= {"batch_size": batch_size, "replay": replay, "settings": settings, "tag": tag}
     (result,) = run_all(
         stream,
         [arguments],
@@ -171,287 +151,114 @@ def run(
     return result
 
 
-def run_all(
-    stream: Stream | str,
-    experiments: Sequence[Mapping[str, Any]],
-    *,
-    seeds: int | Iterable[int] = 1,
-    runs: str | Path | None = None,
-    device: str = "cpu",
-    devices: Sequence[int] | str | int | None = None,
-    lanes: int | None = None,
-    threads: int = 1,
-    keep_weights: bool = False,
-    memory_moments: bool = False,
-    progress: bool | Console = False,
-    log: Loggers | None = None,
-    log_every: int = LogOptions.every,
-    log_dir: str | Path | None = None,
-    launcher: str | Launcher | None = None,
-    on_task_done: OnTaskDone | None = None,
-) -> list[Result]:
+def run_all(stream: Stream | str, experiments: Sequence[Mapping[str, Any]], **options: Any) -> list[Result]:
     """Run several experiments on the same stream, in parallel where lanes are free.
 
     Args:
         stream: A stream, or the name of one.
         experiments: For each experiment its arguments of `run`: ``norm``, ``strategy``, ``model``, ``memory``, ``lr``,
             ``batch_size``, ``replay``, ``settings`` and ``tag``.
-        seeds, runs, device, devices, lanes, threads, keep_weights, memory_moments, progress, log, log_every, log_dir,
-            launcher, on_task_done: As in `run`.
+        **options: The other arguments of `run`: ``seeds``, ``runs``, ``device``, ``lanes`` and so on.
 
     Returns:
         The results of the experiments, in order.
 
     Example:
         >>> stream = load_stream("split-mnist", source="digits", tasks=2, train_per_task=50)
-        >>> bn, gn = run_all(stream, [{"norm": "bn"}, {"norm": "gn", "lr": 0.1}], lanes=1)
+        >>> bn, gn = run_all(stream, [{"norm": "bn"}, {"norm": "gn", "lr": 0.1}])
         >>> bn.config.norm.name, gn.config.train.lr
         ('bn', 0.1)
     """
-    results = run_experiments(
-        stream,
-        experiments,
-        seeds=seeds,
-        runs=runs,
-        device=device,
-        devices=devices,
-        lanes=lanes,
-        threads=threads,
-        keep_weights=keep_weights,
-        memory_moments=memory_moments,
-        progress=progress,
-        log=log,
-        log_every=log_every,
-        log_dir=log_dir,
-        launcher=launcher,
-        on_task_done=on_task_done,
-    )
+    stream = find_stream(stream)
+    runs = [resolve_run(stream, one, options.get("runs") is not None) for one in experiments]
+    results = run_experiments(stream, runs, **options)
     for result in results:
         if isinstance(result, UserError):
             raise result
     return [result for result in results if isinstance(result, Result)]
 
 
-def run_experiments(
-    stream: Stream | str,
-    experiments: Sequence[Mapping[str, Any] | ResolvedExperiment],
-    *,
-    seeds: int | Iterable[int] = 1,
-    runs: str | Path | None = None,
-    device: str = "cpu",
-    devices: Sequence[int] | str | int | None = None,
-    lanes: int | None = None,
-    threads: int = 1,
-    keep_weights: bool = False,
-    memory_moments: bool = False,
-    progress: bool | Console = False,
-    log: Loggers | None = None,
-    log_every: int = LogOptions.every,
-    log_dir: str | Path | None = None,
-    launcher: str | Launcher | None = None,
-    on_task_done: OnTaskDone | None = None,
-    monitor: RunMonitor | None = None,
-) -> list[Result | UserError]:
-    """Run several experiments as `run_all` does; one whose seeds all diverged has an error in place of its result.
-
-    Args:
-        stream, experiments, seeds, runs, device, devices, lanes, threads, keep_weights, memory_moments, progress,
-            log, log_every, log_dir, launcher, on_task_done: As in `run_all`. An experiment may also be resolved before.
-        monitor: Gets the settings of the experiments, then every event of their runs.
-    """
+def find_stream(stream: Stream | str) -> Stream:
+    """Return a stream, or the one of a name, for a run."""
     if loading_user_code():
         raise UserError(
             "bench.run was called by a file that is loaded as user code. Call it if __name__ == '__main__'."
         )
-    if isinstance(stream, str):
-        stream = load_stream(stream)
-    if not isinstance(stream, Stream):
-        raise UserError(
-            f"stream is of type {type(stream).__name__}: use a name, or a stream of load_stream or Stream.from_arrays."
-        )
-    if runs is not None and (not isinstance(runs, str | os.PathLike) or not os.fspath(runs)):
-        raise UserError(f"runs={runs!r}: use a folder, or None to keep the results in memory.")
-    folder = None if runs is None else Path(runs).expanduser()
-    stream.check_unchanged()
-    seed_list = list_seeds(seeds)
-    log_options = LogOptions.of(log, log_every, log_dir)
-    if isinstance(experiments, str | Mapping) or not isinstance(experiments, Iterable):
-        raise UserError(f"experiments={experiments!r}: use a list of dictionaries, such as [{{'norm': 'bn'}}].")
-    resolved = [
-        experiment
-        if isinstance(experiment, ResolvedExperiment)
-        else resolve_experiment(stream, experiment, runs is not None)
-        for experiment in experiments
-    ]
-    console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
-    missing = stream.allow_missing
-    options = RunOptions(device, lanes, threads, keep_weights, missing, launcher, devices, memory_moments)
-    if monitor is not None:
-        monitor.start([experiment.config for experiment in resolved])
-    results: dict[int, Result | UserError] = {}
-    with log_options.open(folder) as logs:
-        for group in _without_collisions(resolved):
-            chosen = [resolved[i] for i in group]
-            outcomes = _run_group(chosen, seed_list, stream, folder, options, console, monitor, logs, on_task_done)
-            results |= zip(group, outcomes, strict=True)
-    return [results[i] for i in range(len(resolved))]
+    found = load_stream(stream) if isinstance(stream, str) else stream
+    if not isinstance(found, Stream):
+        raise UserError(f"stream={stream!r}: use a name, or a stream of load_stream or Stream.from_arrays.")
+    return found
 
 
-@dataclass(frozen=True)
-class ResolvedExperiment:
-    """The settings of an experiment, and the Python objects that they name."""
-
-    config: RunConfig
-    objects: Mapping[str, PythonObject]
-
-
-def resolve_experiment(stream: Stream, arguments: Mapping[str, Any], recorded: bool) -> ResolvedExperiment:
-    """Check and complete the settings of an experiment, from its arguments of `run`.
+def run_experiments(
+    stream: Stream,
+    experiments: Sequence[Run],
+    *,
+    seeds: int | Iterable[int] = 1,
+    runs: str | Path | None = None,
+    progress: bool | Console = False,
+    log: Loggers | None = None,
+    log_every: int = LogOptions.every,
+    log_dir: str | Path | None = None,
+    on_task_done: OnTaskDone | None = None,
+    monitor: RunMonitor | None = None,
+    **options: Any,
+) -> list[Result | DivergedError]:
+    """Run several experiments as `run_all` does; one whose seeds all diverged has an error in place of its result.
 
     Args:
         stream: The stream.
-        arguments: As in `run_all`.
-        recorded: Whether runs are recorded, so that Python objects need an identity.
+        experiments: A run of each experiment, with any seed.
+        seeds, runs, progress, log, log_every, log_dir, on_task_done: As in `run`.
+        monitor: Gets the experiments, then every event of their runs.
+        **options: Options of `RunOptions`.
     """
-    if not isinstance(arguments, Mapping):
-        raise UserError(f"experiment {arguments!r}: use a dictionary of arguments of run, such as {{'norm': 'bn'}}.")
-    unknown_keys = sorted(set(map(str, arguments)) - set(ARGUMENTS))
-    if unknown_keys:
-        raise unknown("argument of an experiment", unknown_keys[0], ARGUMENTS)
-    values = collect_values(stream, recorded, **arguments)
-    with python_objects(values.objects):
-        return ResolvedExperiment(resolve(values.nested(), stream.root or Path("data")), values.objects)
+    folder = None if runs is None else Path(runs).expanduser()
+    console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
+    sources = {stream.source.name: stream.source} if stream.root is None else {}
+    resolved = RunOptions(
+        **{name: value for name, value in options.items() if value is not None},
+        allow_missing=stream.allow_missing,
+        runs=folder,
+        data_root=stream.root or Path("data"),
+        sources=sources,
+    )
+    seed_list = list_seeds(seeds)
+    todo = list(dict.fromkeys(replace(one, seed=seed) for one in experiments for seed in seed_list))
+    if "source" not in stream.settings:
+        print_data_notices(todo, resolved.data_root)
+    if monitor is not None:
+        monitor.start(experiments)
+    with LogOptions.of(log, log_every, log_dir).open(folder) as logs:
+        outcome = run_runs(todo, resolved, console, logs=logs, monitor=monitor, on_task_done=on_task_done)
+    return [_result(one, seed_list, outcome, stream, resolved) for one in experiments]
 
 
-def _without_collisions(experiments: Sequence[ResolvedExperiment]) -> list[list[int]]:
-    """Group experiments, by index, so that a name stands for one object in each group.
-
-    Two networks may have the same name, such as two lambdas. Most calls have a single group.
-    """
-    groups: list[tuple[list[int], dict[str, PythonObject]]] = []
-    for i, experiment in enumerate(experiments):
-        for indices, objects in groups:
-            if all(name not in objects or objects[name].value is o.value for name, o in experiment.objects.items()):
-                indices.append(i)
-                objects.update(experiment.objects)
-                break
-        else:
-            groups.append(([i], dict(experiment.objects)))
-    return [indices for indices, _ in groups]
-
-
-def _run_group(
-    experiments: Sequence[ResolvedExperiment],
-    seeds: Sequence[int],
-    stream: Stream,
-    runs: Path | None,
-    options: RunOptions,
-    console: Console | None,
-    monitor: RunMonitor | None,
-    logs: RunLogs,
-    on_task_done: OnTaskDone | None,
-) -> list[Result | UserError]:
-    configs = [experiment.config for experiment in experiments]
-    objects = {name: value for experiment in experiments for name, value in experiment.objects.items()}
-    jobs = list(dict.fromkeys(Job(config, seed) for config in configs for seed in seeds))
-    environment = _environment(runs, options, stream, objects, len(jobs))
-    return _run(jobs, configs, environment, stream, console, monitor, logs, on_task_done)
-
-
-def _is_registered_here(config: RunConfig) -> bool:
-    """Whether settings name a component that this program registered, rather than a plugin."""
-    return any(not component.origin.package for component in components_of(config.as_dict()))
-
-
-def _environment(
-    runs: Path | None, options: RunOptions, stream: Stream, objects: Mapping[str, PythonObject], jobs: int
-) -> RunEnvironment:
-    environment = environment_with_data(runs, options, stream.root or Path("data"))
-    # Worker processes load a data set by its name; only one in memory is sent to them.
-    launcher = environment.launcher or LocalLauncher()
-    in_process = isinstance(launcher, LocalLauncher) and launcher.processes(jobs, environment) == 1
-    sources = {stream.source.name: stream.source} if stream.root is None or (in_process and stream.is_loaded) else {}
-    return replace(environment, sources=sources, objects=objects)
-
-
-def _run(
-    jobs: list[Job],
-    configs: Sequence[RunConfig],
-    environment: RunEnvironment,
-    stream: Stream,
-    console: Console | None,
-    monitor: RunMonitor | None,
-    logs: RunLogs,
-    on_task_done: OnTaskDone | None,
-) -> list[Result | UserError]:
-    diverged: dict[Job, str] = {}
-    finished: dict[Job, Finished] = {}
-    store = None if environment.runs is None else environment.store
-    remaining = jobs
-    for _ in range(ROUNDS):
-        run_jobs(
-            remaining,
-            environment,
-            console,
-            print_records=environment.runs is not None,
-            notices="source" not in stream.settings,
-            # `contnorm resume` has neither the objects nor the arrays nor the registered components of this program.
-            resume_hint="Run it again to continue."
-            if environment.objects or environment.sources or monitor or any(map(_is_registered_here, configs))
-            else None,
-            on_diverged=lambda job, reason: diverged.update({job: reason}),
-            on_finished=lambda job, what: finished.update({job: what}),
-            monitor=monitor,
-            logs=logs,
-            on_task_done=on_task_done,
-        )
-        # Another process may have discarded runs that it had recorded, as a pruned trial does.
-        remaining = [job for job in jobs if job not in finished and job not in diverged and _is_gone(job, store)]
-        if not remaining:
-            break
-    diverged = dict(sorted(diverged.items(), key=lambda item: item[0].seed))
-    results: list[Result | UserError] = []
-    for config in configs:
-        of_experiment = [job for job in jobs if job.config == config]
-        records = [_record(job, store, finished) for job in of_experiment if job not in diverged]
-        reasons = {job.seed: reason for job, reason in diverged.items() if job.config == config}
-        if not records:
-            results.append(DivergedError(" ".join(reasons.values())))
+def _result(
+    one: Run, seeds: Sequence[int], outcome: Outcome, stream: Stream, options: RunOptions
+) -> Result | DivergedError:
+    """Return the result of an experiment, from what was run and what was recorded before."""
+    records, weights, diverged = [], dict[int, bytes | Path](), dict[int, str]()
+    for run in (replace(one, seed=seed) for seed in seeds):
+        event = outcome.finished.get(run)
+        if run in outcome.diverged:
+            diverged[run.seed] = outcome.diverged[run]
             continue
-        for reason in reasons.values():
-            log.warning(reason)
-        weights: dict[int, bytes | Path] = {}
-        for record in records:
-            content = finished[Job(config, record.seed)].weights if store is None else _weights(record, environment)
-            if content is not None:
-                weights[record.seed] = content
-        results.append(Result(records, diverged=reasons, stream=stream, weights=weights, objects=environment.objects))
-    return results
-
-
-def _is_gone(job: Job, store: Store | None) -> bool:
-    """Whether a run that was recorded has no record any more."""
-    if store is None or store.path(job.config, job.seed).is_file():
-        return False
-    return not store.has(job.config, job.seed)
-
-
-def _record(job: Job, store: Store | None, finished: Mapping[Job, Finished]) -> Record:
-    """Return the record of a finished run: made of its results, or from the store if it was recorded before."""
-    if job in finished:
-        path = None if store is None else store.path(job.config, job.seed)
-        return make_record(job.config, job.seed, finished[job].results, path)
-    assert store is not None  # without a store, every run is executed
-    return store.load_run(job.config, job.seed)
-
-
-def _weights(record: Record, environment: RunEnvironment) -> Path | None:
-    """Return the file of the weights of a recorded run; warns if they were requested and are missing."""
-    if record.path is None:  # of an archive
-        return None
-    path = weights_path(record.path)
-    if path.is_file():
-        return path
-    if environment.keep_weights:
-        log.warning(f"{record.path}: was recorded without its weights. Move it away to run it again with them.")
-    return None
+        if event is not None:
+            records.append(make_record(run.config, run.seed, event.results, event.path))
+        else:
+            records.append(options.store.load_run(run.config, run.seed))
+        path = records[-1].path
+        if event is not None and event.weights is not None:
+            weights[run.seed] = event.weights
+        elif path is not None and weights_path(path).is_file():
+            weights[run.seed] = weights_path(path)
+        elif options.keep_weights and path is not None:
+            logging.getLogger("contnorm").warning(
+                f"{path}: was recorded without its weights. Move it away to run it again with them."
+            )
+    if not records:
+        return DivergedError(" ".join(diverged.values()))
+    for reason in diverged.values():
+        logging.getLogger("contnorm").warning(reason)
+    return Result(records, diverged=diverged, stream=stream, weights=weights, objects=components_of(one.config))

@@ -6,34 +6,33 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from contnorm.bench.api.avalanche_benchmark import read_benchmark
-from contnorm.bench.api.samples import sample_array
-from contnorm.bench.components import Component, components, find_component
+from contnorm.bench.api.samples import read_benchmark, read_samples
+from contnorm.bench.components import Component, components, find_component, user_code_error
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import with_setting
-from contnorm.bench.data.added import find_added, list_added, read_added
-from contnorm.bench.data.arrays import ArraySource, array_source
+from contnorm.bench.data.arrays import array_source, read_npz
+from contnorm.bench.data.dataset import ArraySource, Source
 from contnorm.bench.data.image_folders import read_class_folders
-from contnorm.bench.data.npz import read_npz
-from contnorm.bench.data.registry import Source, data_root, load_source
+from contnorm.bench.data.registry import data_root, load_source
+from contnorm.bench.data.store import find_stored, list_stored, read_manifest
 from contnorm.bench.escape import escape_html, html_table
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.records import LARGEST_SEED
 from contnorm.bench.strategies.base import Batch
 from contnorm.bench.strategies.build import build_strategy
-from contnorm.bench.streams.tasks import ALIASES, STREAMS, Items, TaskSequence, build_stream, find_stream
+from contnorm.bench.streams.tasks import ALIASES, STREAMS, TaskSequence, build_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream
-from contnorm.bench.user_code import user_code_error
 from contnorm.errors import UserError, unknown
 
 __all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
@@ -142,8 +141,7 @@ class Stream:
     ) -> Stream:
         """Make a stream from NumPy arrays or tensors.
 
-        Integers from 0 to 255 are images, scaled to [0, 1]. Floating-point values are used as they are, in float32.
-        Arrays of type uint8 and float32 are not copied, so don't change them afterwards.
+        Arrays of type uint8 are images, scaled to [0, 1]. Other numbers are used as they are, in float32.
 
         Args:
             x, x_test: Samples of any shape: (samples, features), (samples, height, width) or
@@ -156,8 +154,8 @@ class Stream:
             **settings: Settings of the stream, such as ``scenario="task"`` or ``class_order="seed"``. The default
                 scenario is ``"class"``, or ``"domain"`` with ``task_ids``.
         """
-        source = array_source(x, y, x_test, y_test, tasks=tasks, task_ids=task_ids, name=_checked_name(name))
-        return cls(_user_settings("arrays", source, settings), None, source)
+        source = array_source(x, y, x_test, y_test, tasks=tasks, task_ids=task_ids, name=name, copy=True)
+        return cls._of_user("arrays", source, settings)
 
     @classmethod
     def from_folder(
@@ -181,9 +179,8 @@ class Stream:
         """
         path = Path(folder).expanduser()
         arrays: tuple[Any, ...] = read_class_folders(path, size, test_share)
-        name = _checked_name(path.resolve().name)
-        source = array_source(*arrays, tasks=tasks, task_ids=None, name=name)
-        return cls(_user_settings("folder", source, settings), None, source)
+        source = array_source(*arrays, tasks=tasks, task_ids=None, name=path.resolve().name)
+        return cls._of_user("folder", source, settings)
 
     @classmethod
     def from_npz(
@@ -204,10 +201,8 @@ class Stream:
             **settings: Settings of the stream, as in `from_arrays`.
         """
         file = Path(path).expanduser()
-        data = read_npz(file, test_share)
-        name = _checked_name(file.resolve().stem)
-        source = array_source(*data.arrays, tasks=tasks, task_ids=data.task_ids, name=name)
-        return cls(_user_settings("arrays", source, settings), None, source)
+        source = read_npz(file, tasks=tasks, test_share=test_share, name=file.resolve().stem)
+        return cls._of_user("arrays", source, settings)
 
     @classmethod
     def from_datasets(
@@ -230,9 +225,9 @@ class Stream:
             name: Name of the data in tables and records.
             **settings: Settings of the stream, as in `from_arrays`.
         """
-        arrays = *_stacked(train, "train"), *_stacked(test, "test")
-        source = array_source(*arrays, tasks=tasks, task_ids=None, name=_checked_name(name))
-        return cls(_user_settings("arrays", source, settings), None, source)
+        arrays = *read_samples(train, "train"), *read_samples(test, "test")
+        source = array_source(*arrays, tasks=tasks, task_ids=None, name=name)
+        return cls._of_user("arrays", source, settings)
 
     @classmethod
     def from_avalanche(cls, benchmark: Any, *, name: str = "avalanche", **settings: Any) -> Stream:
@@ -242,9 +237,9 @@ class Stream:
         index that several experiences use is then a class of its own in each, named as ``"3:0"`` (experience 3, class
         0). If all have the same one, it is ``"class"``, or ``"domain"`` if experiences share classes.
 
-        All samples are read into memory, with the benchmark's transforms of evaluation. Their values are used as they
-        are, unless they are integers from 0 to 255 (images without a transform to a tensor), which are scaled to
-        [0, 1]. A benchmark with other transforms in training, such as random crops, needs a choice of ``augment``.
+        All samples are read into memory, with the benchmark's transforms of evaluation. Images of type uint8 (without
+        a transform to a tensor) are scaled to [0, 1]; other values are used as they are. A benchmark with other
+        transforms in training, such as random crops, needs a choice of ``augment``.
 
         Args:
             benchmark: Benchmark with a ``train_stream`` and a ``test_stream`` of as many experiences.
@@ -257,8 +252,17 @@ class Stream:
                 neither all equal nor all different, labels that are no classes, or other transforms in training.
         """
         read = read_benchmark(benchmark, settings.get("augment"))
-        source = array_source(*read.arrays, tasks=read.tasks, task_ids=read.task_ids, name=_checked_name(name))
-        return cls(_user_settings("arrays", source, {"scenario": read.scenario, **settings}), None, source)
+        source = array_source(*read.arrays, tasks=read.tasks, task_ids=read.task_ids, name=name)
+        return cls._of_user("arrays", source, {"scenario": read.scenario, **settings})
+
+    @classmethod
+    def _of_user(cls, kind: str, source: ArraySource, settings: Mapping[str, Any]) -> Stream:
+        """Make a stream of a data set in memory."""
+        for key in ("name", "source"):
+            if key in settings:
+                raise UserError(f"stream.{key} of a stream from {kind} is filled in. Leave it out.")
+        scenario = {} if source.task_classes is not None else {"scenario": "domain"}
+        return cls({"name": kind, "source": source.name, **scenario, **settings}, None, source)
 
     @cached_property
     def _config(self) -> RunConfig:
@@ -280,11 +284,6 @@ class Stream:
     def is_loaded(self) -> bool:
         """Whether the data set is in memory."""
         return "source" in self.__dict__
-
-    def check_unchanged(self) -> None:
-        """Raise a `UserError` if arrays of the user were changed since the stream was made; they are not copied."""
-        if self.root is None and isinstance(self.source, ArraySource) and not self.source.is_unchanged():
-            raise UserError(f"{self!r}: its arrays were changed after the stream was made. Make the stream again.")
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -422,7 +421,7 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
 
     Args:
         name: Name of the stream, as in ``contnorm ls streams``, or of a data set that `add_dataset` added or
-            `register_dataset` registered.
+            `register` registered.
         root: Folder of data sets; None for the environment variable ``CONTNORM_DATA``, or ``./data``.
         allow_missing: Accept a published data set with other image counts than published.
         **settings: Settings of the stream, such as ``tasks=3`` or ``scenario="class"``.
@@ -434,14 +433,16 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
     folder = data_root(None if root is None else Path(root).expanduser())
     if not isinstance(name, str) or name.lower() in {*STREAMS, *ALIASES}:
         return Stream({"name": name, **settings}, folder, allow_missing=allow_missing)
-    if (added := find_added(name, folder)) is not None:
-        manifest = read_added(added)
-        scenario = {} if manifest.get("task_classes") is not None else {"scenario": "domain"}
-        return Stream({"name": manifest["stream"], "source": manifest["source"], **scenario, **settings}, folder)
+    if (stored := find_stored(name, folder)) is not None:
+        manifest = read_manifest(stored)
+        kind = manifest["about"]["stream"]
+        source = name if kind == "multi-label" else manifest["name"]
+        scenario = {"scenario": "domain"} if manifest.get("task_classes", ()) is None else {}
+        return Stream({"name": kind, "source": source, **scenario, **settings}, folder)
     if (component := find_component("dataset", name)) is not None:
         return _make_registered(component, folder, settings)
     registered = [component.name for component in components("dataset")]
-    raise unknown("stream", name, [*STREAMS, *registered, *list_added(folder)])
+    raise unknown("stream", name, [*STREAMS, *registered, *list_stored(folder)])
 
 
 def _make_registered(component: Component, root: Path, settings: Mapping[str, Any]) -> Stream:
@@ -463,73 +464,27 @@ def _make_registered(component: Component, root: Path, settings: Mapping[str, An
 
 def list_seeds(seeds: int | Iterable[int]) -> list[int]:
     """Return a list of seeds, from a number of seeds or from the seeds themselves."""
-    count = _as_integer(seeds)
-    if (count is None and not isinstance(seeds, Iterable)) or (count is not None and count < 1):
-        raise UserError(f"seeds={seeds!r}: use a number of seeds, at least 1, or the seeds, such as range(5).")
-    chosen: list[int] = []
-    for value in range(count) if count is not None else cast(Iterable[object], seeds):
-        seed = _as_integer(value)
-        if seed is None or not 0 <= seed <= LARGEST_SEED:
-            raise UserError(f"seeds: {value!r} is not a seed. Use integers from 0 to {LARGEST_SEED}.")
-        chosen.append(seed)
-    if not chosen:
-        raise UserError("seeds: give at least one seed.")
-    return list(dict.fromkeys(chosen))
-
-
-def _as_integer(value: object) -> int | None:
-    """Return an integer of Python, NumPy or torch as an int; None for anything else, booleans too."""
-    if isinstance(value, bool | np.bool_):
-        return None
+    values: Any = range(seeds) if isinstance(seeds, Integral) and not isinstance(seeds, bool) else seeds
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        chosen = [-1 if isinstance(seed, bool) else operator.index(seed) for seed in values]
     except TypeError:
-        return None
-
-
-def _user_settings(kind: str, source: ArraySource, settings: Mapping[str, Any]) -> dict[str, Any]:
-    for key in ("name", "source"):
-        if key in settings:
-            raise UserError(f"stream.{key} of a stream from {kind} is filled in. Leave it out.")
-    scenario = {} if source.task_classes is not None else {"scenario": "domain"}
-    return {"name": kind, "source": source.name, **scenario, **settings}
-
-
-def _stacked(dataset: Any, what: str) -> tuple[np.ndarray, list[Any]]:
-    """Return the samples of a PyTorch data set as one array, and their labels."""
-    samples, labels = [], []
-    try:
-        for i in range(len(dataset)):
-            x, label = dataset[i]
-            samples.append(sample_array(x))
-            labels.append(label.item() if hasattr(label, "item") else label)
-        return np.stack(samples), labels
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{what}: can't be read as a data set of (x, label) with samples of one shape ({error})."
-        ) from error
-
-
-def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not name or not name.isprintable() or "@" in name:
-        raise UserError(f"name={name!r}: use a string of printable characters without '@'.")
-    return name
+        chosen = []
+    if not chosen or not all(0 <= seed <= LARGEST_SEED for seed in chosen):
+        raise UserError(f"seeds={seeds!r}: use a number of seeds, at least 1, or seeds from 0 to {LARGEST_SEED}.")
+    return list(dict.fromkeys(chosen))
 
 
 def _class_names(source: Source, sequence: TaskSequence, task: int) -> tuple[Any, ...]:
     """Return the names of the classes of a task, in the order of their outputs."""
     names = getattr(source, "class_names", None) or range(source.classes)
-    class_of_output: dict[int, int] = {}
+    class_of: dict[int, int] = {}
     test_labels = source.train_labels if sequence.held_out else source.test_labels
     for items, labels in ((sequence.train, source.train_labels), (sequence.test, test_labels)):
-        class_of_output |= _class_of_output(items, np.asarray(labels), task)
-    return tuple(names[class_of_output[output]] for output in sorted(class_of_output))
-
-
-def _class_of_output(items: Items, labels: np.ndarray, task: int) -> dict[int, int]:
-    of_task = items.task == task
-    classes = labels[items.image[of_task]]
-    if classes.ndim == 2:  # multi-label: outputs are the classes
-        return {int(label): int(label) for label in np.flatnonzero(classes.any(axis=0))}
-    outputs, first = np.unique(items.label[of_task], return_index=True)
-    return dict(zip(outputs.tolist(), classes[first].tolist(), strict=True))
+        of_task = items.task == task
+        classes = np.asarray(labels)[items.image[of_task]]
+        if sequence.multi_label:  # outputs are the classes
+            class_of |= {int(label): int(label) for label in np.flatnonzero(classes.any(axis=0))}
+        else:
+            outputs, first = np.unique(items.label[of_task], return_index=True)
+            class_of |= dict(zip(outputs.tolist(), classes[first].tolist(), strict=True))
+    return tuple(names[class_of[output]] for output in sorted(class_of))

@@ -10,30 +10,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
 
-from contnorm.bench.api.arguments import DEFAULT_NORM
+from contnorm.bench.api.arguments import DEFAULT_NORM, resolve_run
 from contnorm.bench.api.execution import RunInterrupted
+from contnorm.bench.api.progress import is_interactive
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run import run_experiments
-from contnorm.bench.api.stream import Stream, list_seeds, load_stream
-from contnorm.bench.api.sweep_monitor import SweepMonitor
+from contnorm.bench.api.run import find_stream, run, run_experiments
+from contnorm.bench.api.stream import Stream, list_seeds
 from contnorm.bench.api.sweep_result import SweepResult, Trial
-from contnorm.bench.config.schema import flatten_settings
-from contnorm.bench.config.sources import RUN_ARGUMENTS
+from contnorm.bench.comparison import scores_of
+from contnorm.bench.config.schema import RunConfig, flatten_settings
+from contnorm.bench.config.sources import RUN_ARGUMENTS, format_value
+from contnorm.bench.engine.run import Event, Run
+from contnorm.bench.escape import escape_terminal
 from contnorm.bench.grid import expand_grid, is_grid, list_values
 from contnorm.bench.metrics.accuracy_matrix import SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES
-from contnorm.bench.streams.tasks import find_stream
+from contnorm.bench.records import Record, Store, make_record
+from contnorm.bench.streams import tasks
 from contnorm.errors import UserError, unknown
 
-__all__ = ["HOLDOUT", "SweepGrid", "SweepInterrupted", "SweepSession", "check_score", "is_lower_better", "sweep"]
-
-log = logging.getLogger("contnorm")
+__all__ = ["HOLDOUT", "Sweep", "SweepGrid", "SweepInterrupted", "check_score", "sweep"]
 
 HOLDOUT = 0.2  # share of the training samples that replaces the test samples of a stream without validation tasks
-_ARGUMENT_OF = {key: name for name, key in RUN_ARGUMENTS.items()}
-_OWN_OPTIONS = ("stream", "experiments", "seeds", "runs", "progress", "monitor")
+TEST_SAMPLES = "test samples"
+MAX_SETTINGS = 10_000  # each is checked before the first run, and is a row of the table
+_FEWEST_ROWS, _LINES_BELOW = 5, 16  # of a live table; lines of a terminal for progress bars and messages
 
 
 class SweepInterrupted(RunInterrupted):
@@ -56,21 +61,12 @@ class SweepInterrupted(RunInterrupted):
 def sweep(
     stream: Stream | str,
     *,
-    norm: Any = None,
-    strategy: Any = None,
-    model: Any = None,
-    memory: Any = None,
-    lr: Any = None,
-    batch_size: Any = None,
-    replay: Any = None,
     settings: Mapping[str, Any] | None = None,
     tag: str | None = None,
     seeds: int | Iterable[int] = 3,
     validation: bool = False,
     score: str | None = None,
     by: str | Sequence[str] = "norm",
-    runs: str | Path | None = None,
-    progress: bool | Console = False,
     **options: Any,
 ) -> SweepResult:
     """Run all combinations of some settings, and choose the best setting of each norm.
@@ -80,7 +76,6 @@ def sweep(
 
     Args:
         stream: A stream, or the name of one.
-        norm, strategy, model, memory, lr, batch_size, replay: As in `run`, or lists of such values.
         settings: Further settings by dotted key; their values may be lists too. Settings of the stream may not.
         tag: As in `run`; not with a list of networks or strategies.
         seeds: Number of seeds of each setting, counted from 0, or the seeds.
@@ -89,10 +84,9 @@ def sweep(
         score: Name of the score to choose by; by default ``"acc"``, or the first score of a multi-label stream. For
             forgetting (``"fm..."``) the lowest mean is the best.
         by: Names of the settings for each combination of which one setting is chosen.
-        runs: Folder of records and checkpoints; None to keep the results in memory only.
-        progress: Whether to show a live table of the scores so far; or the rich console to show it on.
-        **options: Other arguments of `run_all` (``device``, ``devices``, ``lanes``, ``threads``, ``keep_weights``,
-            ``on_task_done``), and settings by dotted key.
+        **options: Arguments of `run`: ``norm``, ``strategy``, ``model``, ``memory``, ``lr``, ``batch_size`` and
+            ``replay``, which may be lists; ``runs``, ``device``, ``lanes``, ``progress`` and so on; and settings by
+            dotted key.
 
     Returns:
         The scores of all settings, and the best ones. A setting with a diverged seed is never chosen.
@@ -102,33 +96,22 @@ def sweep(
         SweepInterrupted: After Ctrl-C, when the runs are saved.
 
     Example:
+        >>> from contnorm.bench.api.stream import load_stream
         >>> logging.getLogger("contnorm").setLevel("ERROR")  # the settings are chosen on the test samples
         >>> stream = load_stream("split-mnist", source="digits", tasks=2, train_per_task=50)
-        >>> result = sweep(stream, norm=["bn", "gn"], lr=[0.01, 0.1], seeds=1, lanes=1)
+        >>> result = sweep(stream, norm=["bn", "gn"], lr=[0.01, 0.1], seeds=1)
         >>> len(result.trials), list(result.best), list(result.to_frame().columns[:3])
         (4, ['bn', 'gn'], ['norm', 'lr', 'mean'])
     """
-    arguments = {
-        "norm": norm,
-        "strategy": strategy,
-        "model": model,
-        "memory": memory,
-        "lr": lr,
-        "batch_size": batch_size,
-        "replay": replay,
-    }
-    grid = SweepGrid.of("sweep", arguments, settings, tag, options)
+    grid = SweepGrid.of(settings, tag, options)
     names = (by,) if isinstance(by, str) else tuple(by)
     for name in names:
         if name not in ("norm", *grid.axes):
             raise unknown("setting in by:", name, ["norm", *(axis for axis in grid.axes if axis != "norm")])
-    session = SweepSession(stream, grid, seeds, validation, score, runs, progress)
+    session = Sweep(stream, grid, seeds, validation, score)
     session.result.by = names
     session.run(grid.trials(session.seeds))
     return session.finish()
-
-
-MAX_SETTINGS = 10_000  # each is checked before the first run, and is a row of the table
 
 
 @dataclass(frozen=True)
@@ -150,44 +133,39 @@ class SweepGrid:
     options: Mapping[str, Any]
 
     @classmethod
-    def of(
-        cls,
-        caller: str,
-        arguments: Mapping[str, Any],
-        settings: Mapping[str, Any] | None,
-        tag: str | None,
-        options: Mapping[str, Any],
-    ) -> SweepGrid:
+    def of(cls, settings: Mapping[str, Any] | None, tag: str | None, arguments: Mapping[str, Any]) -> SweepGrid:
         """Collect the grid from the arguments of `sweep` or `tune`."""
-        execution, more = _split_options(caller, options)
-        if not isinstance(settings, Mapping | None) or not all(isinstance(key, str) for key in settings or {}):
-            raise UserError(
-                f"settings={settings!r}: use a dictionary of settings by name, such as {{'train.lr': 0.1}}."
-            )
-        if not isinstance(tag, str | None):
-            raise UserError(f"tag={tag!r}: use one name. A tag can't be swept; define the objects in a file instead.")
-        values = {name: value for name, value in arguments.items() if value is not None}
+        parameters = inspect.signature(run).parameters
+        values: dict[str, Any] = {}
         stream: dict[str, Any] = {}
-        for key, value in [*flatten_settings(settings or {}).items(), *more.items()]:
+        options: dict[str, Any] = {}
+        argument_of = {key: name for name, key in RUN_ARGUMENTS.items()}
+        plain = [(key, value) for key, value in arguments.items() if "." not in key]
+        dotted = [(key, value) for key, value in arguments.items() if "." in key]
+        for key, value in [*plain, *flatten_settings(settings or {}).items(), *dotted]:
+            name = argument_of.get(key, key)
             if key.startswith("stream."):
-                stream[key.partition(".")[2]] = _single(key, value)
-                continue
-            name = _ARGUMENT_OF.get(key, key) if value is not None else key
-            if name in values:
+                if is_grid(value):
+                    raise UserError(
+                        f"{key}={value!r}: a list here would compare scores of different tasks. Sweep each stream on "
+                        f"its own."
+                    )
+                stream[key.partition(".")[2]] = value
+            elif name in values:
                 raise UserError(f"{key} is given twice, with {values[name]!r} and {value!r}. Give it once.")
-            values[name] = value
+            elif name in RUN_ARGUMENTS or "." in key:
+                values |= {} if value is None and name == key and name in RUN_ARGUMENTS else {name: value}
+            elif key in parameters:
+                options[key] = value
+            else:
+                raise unknown("argument", key, parameters)
         lists = {name: list_values(name, value) for name, value in values.items()}
         count = math.prod(map(len, lists.values()))
         if count > MAX_SETTINGS:
-            raise UserError(
-                f"{caller}: the lists have {count:,} combinations, and at most {MAX_SETTINGS:,} can be run at once. "
-                "Use fewer values, or several calls."
-            )
+            raise UserError(f"the lists have {count:,} combinations, and at most {MAX_SETTINGS:,} can be run at once.")
         if tag is not None and any(len(lists.get(name, ())) > 1 for name in ("model", "strategy")):
-            raise UserError(
-                f"tag={tag!r} names one object, and a list of them is given. Define them in a file instead."
-            )
-        return cls(lists, tuple(name for name, value in values.items() if is_grid(value)), stream, tag, execution)
+            raise UserError(f"tag={tag!r} names one object, and a list of them is given. Define them in a file.")
+        return cls(lists, tuple(name for name, value in values.items() if is_grid(value)), stream, tag, options)
 
     def combinations(self, without: str | None = None) -> list[dict[str, Any]]:
         """Return all combinations of the values, norms first; optionally without those of one setting."""
@@ -199,50 +177,25 @@ class SweepGrid:
         labels = {name: _labels(values) for name, values in self.values.items()}
         trials = []
         for values in self.combinations() if combinations is None else combinations:
-            shown = ["norm", *(name for name in self.axes if name != "norm")]
-            setting = {name: _shown(values[name], labels[name]) for name in shown if name in values}
-            norm = {"norm": str(DEFAULT_NORM)} if "norm" not in values else {}
-            trials.append(Trial({**norm, **setting}, self._arguments(values), tuple(seeds)))
+            setting = {"norm": str(DEFAULT_NORM)}
+            for name in ("norm", *self.axes):
+                if name in values:
+                    known = (label for value, label in labels[name] if value is values[name])
+                    setting[name] = next(known, values[name])
+            arguments = {name: value for name, value in values.items() if name in RUN_ARGUMENTS}
+            settings = {key: value for key, value in values.items() if key not in RUN_ARGUMENTS}
+            arguments |= ({"settings": settings} if settings else {}) | ({} if self.tag is None else {"tag": self.tag})
+            trials.append(Trial(setting, arguments, tuple(seeds)))
         return trials
 
-    def _arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of `run` for one combination of values."""
-        arguments = {name: value for name, value in values.items() if name in RUN_ARGUMENTS}
-        settings = {key: value for key, value in values.items() if key not in RUN_ARGUMENTS}
-        if settings:
-            arguments["settings"] = settings
-        return arguments if self.tag is None else {**arguments, "tag": self.tag}
 
-
-def _split_options(caller: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split keyword arguments into those of `run_all`, and settings by dotted key."""
-    known = [name for name in inspect.signature(run_experiments).parameters if name not in _OWN_OPTIONS]
-    execution, settings = {}, {}
-    for name, value in options.items():
-        if "." in name:
-            settings[name] = value
-        elif name in known:
-            execution[name] = value
-        else:
-            raise unknown(f"argument of {caller}:", name, [*inspect.signature(sweep).parameters, *known])
-    return execution, settings
-
-
-def _single(key: str, value: Any) -> Any:
-    if is_grid(value):
-        raise UserError(
-            f"{key}={value!r}: a list here would compare scores of different tasks. Sweep each stream on its own."
-        )
-    return value
-
-
-class SweepSession:
-    """Runs the trials of a sweep in one or several rounds.
+class Sweep:
+    """Runs the trials of a sweep in one or several rounds, and follows them: it is the `RunMonitor` of its runs.
 
     Args:
         stream: A stream, or the name of one.
         grid: The settings.
-        seeds, validation, score, runs, progress: As in `sweep`.
+        seeds, validation, score: As in `sweep`.
         tuned: Name of the setting that `tune` searches; None for a sweep.
 
     Attributes:
@@ -257,56 +210,47 @@ class SweepSession:
         seeds: int | Iterable[int],
         validation: bool,
         score: str | None,
-        runs: str | Path | None,
-        progress: bool | Console,
         tuned: str | None = None,
     ) -> None:
-        if isinstance(stream, str):
-            stream = load_stream(stream)
-        if not isinstance(stream, Stream):
-            raise UserError(
-                f"stream is of type {type(stream).__name__}: use a name, or a stream of load_stream or "
-                f"Stream.from_arrays. Sweep several streams one after the other."
-            )
         self.seeds = list_seeds(seeds)
-        self._stream, chosen_on = _stream_to_use(stream, grid.stream, validation)
+        self._stream, chosen_on = _stream_to_use(find_stream(stream), grid.stream, validation)
         score = check_score(score, self._stream)
-        lower = is_lower_better(score)
-        self._runs, self._options = runs, dict(grid.options)
+        progress, runs = grid.options.get("progress", False), grid.options.get("runs")
         self._console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
-        folder = None if runs is None else Path(runs).expanduser()
-        self._monitor = SweepMonitor(score, lower, self._console, folder)
-        self.result = SweepResult(
-            self._monitor.trials,
-            grid.axes,
-            self._stream.name,
-            score,
-            tuple(self.seeds),
-            chosen_on,
-            _rule(score, lower, chosen_on, len(self.seeds), tuned or ("lr" if "lr" in grid.axes else None)),
-            tuned=tuned,
-            lower_is_better=lower,
+        self._options = {**grid.options, "progress": self._console or False}
+        self._store = None if runs is None else Store(Path(runs).expanduser())
+        self._of_config: dict[RunConfig, list[Trial]] = {}
+        self._records: dict[RunConfig, dict[int, Record]] = {}
+        self._is_announced = False  # whether the rule is printed
+        lower = score.startswith("fm")
+        over = "with one seed" if len(self.seeds) == 1 else f"mean over {len(self.seeds)} seeds"
+        ties = tuned or ("lr" if "lr" in grid.axes else None)
+        rule = (
+            f"{'lowest' if lower else 'highest'} {score} on the {chosen_on}, {over}; a setting with a diverged seed is "
+            f"not chosen; on ties, {'the first setting' if ties is None else f'the smallest {ties}'}."
         )
+        self.result = SweepResult(
+            [], grid.axes, self._stream.name, score, tuple(self.seeds), chosen_on, rule, tuned=tuned,
+            lower_is_better=lower,
+        )  # fmt: skip
 
     def run(self, trials: Sequence[Trial]) -> None:
-        """Run some settings; their scores are entered into the result. The rule of choice is printed before."""
-        self._monitor.rule = None if self._monitor.trials else self.result.rule
-        self._monitor.add(trials)
+        """Run some settings; their scores are entered into the result. The rule of choice is printed first."""
+        recorded = self._store is not None
+        experiments = [resolve_run(self._stream, trial.arguments, recorded) for trial in trials]
+        for trial, one in zip(trials, experiments, strict=True):
+            trial.config = one.config
+            self._of_config.setdefault(one.config, []).append(trial)
+        self.result.trials += trials
         try:
-            results = run_experiments(
-                self._stream,
-                [trial.arguments for trial in trials],
-                seeds=self.seeds,
-                runs=self._runs,
-                progress=self._console or False,
-                monitor=self._monitor,
-                **self._options,
-            )
+            results = run_experiments(self._stream, experiments, seeds=self.seeds, monitor=self, **self._options)
         except RunInterrupted as stopped:
-            self._monitor.fill_results()
+            for config, records in self._records.items():
+                for trial in self._of_config[config]:
+                    trial.result = trial.result or Result(records.values(), diverged=trial.diverged)
             raise SweepInterrupted(str(stopped), stopped.signal, self._with_warning()) from stopped
         except UserError:
-            self._monitor.remove(trials)
+            self.result.trials[:] = [one for one in self.result.trials if all(one is not trial for trial in trials)]
             raise
         for trial, result in zip(trials, results, strict=True):
             trial.result = result if isinstance(result, Result) else None
@@ -315,7 +259,7 @@ class SweepSession:
         """Return the result, and log its warning."""
         result = self._with_warning()
         if result.warning:
-            log.warning(result.warning)
+            logging.getLogger("contnorm").warning(result.warning)
         return result
 
     def _with_warning(self) -> SweepResult:
@@ -330,34 +274,86 @@ class SweepSession:
             result.notes = [*(line for line in result.notes if line != note), note]
         return result
 
+    def start(self, runs: Sequence[Run]) -> None:
+        """Nothing to do: the experiments are known."""
 
-TEST_SAMPLES = "test samples"
+    def label(self, run: Run) -> str:
+        """Return the name of a run on progress bars."""
+        return escape_terminal(f"{self._of_config[run.config][0].describe()} seed {run.seed}")
+
+    def update(self, event: Event) -> None:
+        """Enter the score of a finished run into its trials, and print a line where no live table is shown."""
+        if self._console is not None and not self._is_announced:
+            self._console.print(Text(f"Rule: {self.result.rule}"), soft_wrap=not self._console.is_terminal)
+        self._is_announced = True
+        run, trials = event.run, self._of_config[event.config]
+        if event.kind == "diverged":
+            for trial in trials:
+                trial.diverged[run.seed] = event.why
+            outcome = "diverged"
+        elif event.kind in ("finished", "recorded"):
+            if event.kind == "finished":
+                record = make_record(run.config, run.seed, event.results, event.path)
+            else:
+                assert self._store is not None
+                record = self._store.load_run(run.config, run.seed)
+            self._records.setdefault(run.config, {})[run.seed] = record
+            scores, name = scores_of(record), self.result.score
+            if name not in scores:
+                raise UserError(
+                    f"score {name!r}: these runs do not measure it. Use one of {', '.join(scores)}, or set "
+                    f"evaluate.ahead=true for forward transfer."
+                )
+            for trial in trials:
+                trial.scores[run.seed] = scores[name]
+            outcome = f"{name} {scores[name]:.2f}{' (recorded before)' if event.kind == 'recorded' else ''}"
+        else:
+            return
+        if self._console is not None and not is_interactive(self._console):
+            total = sum(len(trial.seeds) for trial in self.result.trials)
+            done = total - sum(trial.unfinished for trial in self.result.trials)
+            line = f"{self.label(run)}: {outcome}; {done} of {total} runs done"
+            self._console.print(Text(escape_terminal(line)), soft_wrap=True)
+
+    def __rich__(self) -> RenderableType:
+        """Return the table of scores so far; the best settings so far if the terminal is too low for all."""
+        trials = self.result.trials
+        room = max(_FEWEST_ROWS, (self._console.height if self._console else 0) - _LINES_BELOW)
+        shown = trials
+        if len(shown) > room:
+            sign = 1 if self.result.lower_is_better else -1
+            shown = sorted(shown, key=lambda trial: (not trial.scores, sign * trial.mean if trial.scores else 0.0))[
+                :room
+            ]
+        heads = [*trials[0].setting, f"{self.result.score} so far", "seeds"]
+        table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
+        for trial in shown:
+            done = f"{len(trial.scores)}/{len(trial.seeds)}"
+            done += f", {len(trial.diverged)} diverged" if trial.diverged else ""
+            cells = [*map(format_value, trial.setting.values()), trial.spread(), done]
+            table.add_row(*(Text(escape_terminal(cell)) for cell in cells))
+        if len(shown) == len(trials):
+            return table
+        return Group(table, Text(f"the best {len(shown)} of {len(trials)} settings so far"))
 
 
 def _stream_to_use(stream: Stream, settings: Mapping[str, Any], validation: bool) -> tuple[Stream, str]:
     """Return the stream with its settings, on validation data if requested; and what settings are chosen on."""
     values = {**stream.settings, **settings}
-    has_tasks = find_stream(values["name"]).validation > 0
-    if validation and has_tasks:
+    if validation and tasks.find_stream(values["name"]).validation > 0:
         # The number of tasks is that of the test tasks. All validation tasks are used, and there are few.
         values = {key: value for key, value in values.items() if key != "tasks"} | {"part": "validate"}
     elif validation and not values.get("holdout"):
         values = {**values, "holdout": HOLDOUT}
+    chosen_on = TEST_SAMPLES
     if values.get("part") == "validate":
         chosen_on = "validation tasks (stream.part=validate)"
     elif values.get("holdout"):
         chosen_on = f"held-out training samples (stream.holdout={values['holdout']:g})"
-    else:
-        chosen_on = TEST_SAMPLES
     if values == stream.settings:
         return stream, chosen_on
     source = stream.source if stream.root is None or stream.is_loaded else None
     return Stream(values, stream.root, source, stream.allow_missing), chosen_on
-
-
-def is_lower_better(score: str) -> bool:
-    """Whether the lowest value of a score is the best, as for forgetting."""
-    return score.startswith("fm")
 
 
 def check_score(score: str | None, stream: Stream) -> str:
@@ -368,14 +364,6 @@ def check_score(score: str | None, stream: Stream) -> str:
     return score or scores[0]
 
 
-def _rule(score: str, lower: bool, chosen_on: str, seeds: int, ties: str | None) -> str:
-    """Return the rule of choice in words; ``ties`` is the setting whose smallest value is chosen on ties."""
-    over = "with one seed" if seeds == 1 else f"mean over {seeds} seeds"
-    best = f"{'lowest' if lower else 'highest'} {score} on the {chosen_on}, {over}"
-    first = "the first setting" if ties is None else f"the smallest {ties}"
-    return f"{best}; a setting with a diverged seed is not chosen; on ties, {first}."
-
-
 def _labels(values: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Return the values of a setting with what is shown for each: themselves, or a text for an object."""
     labels: list[tuple[Any, Any]] = []
@@ -384,10 +372,6 @@ def _labels(values: Sequence[Any]) -> list[tuple[Any, Any]]:
         same = sum(label == other or str(other).startswith(f"{label} (") for _, other in labels)
         labels.append((value, f"{label} ({same + 1})" if same and not isinstance(label, float | int) else label))
     return labels
-
-
-def _shown(value: Any, labels: Sequence[tuple[Any, Any]]) -> Any:
-    return next((label for known, label in labels if known is value), value)
 
 
 def _object_label(value: Any) -> str:
@@ -404,7 +388,5 @@ def _object_label(value: Any) -> str:
     if named is value or not isinstance(settings, Mapping):
         return str(named.__name__)
     names = ("strategy.name", "memory.kind")
-    shown = [
-        f"{key.rpartition('.')[2]}={item}" for key, item in settings.items() if key not in names and item is not None
-    ]
+    shown = [f"{key.rpartition('.')[2]}={v}" for key, v in settings.items() if key not in names and v is not None]
     return f"{named.__name__}({', '.join(shown)})"

@@ -5,23 +5,20 @@ This module does not import torch, so it does not fill in the hash of a weights 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
-from contnorm.bench.components import find_component
-from contnorm.bench.config.own_settings import resolve_options
+from contnorm.bench.components import Kind, code_hash, find_component, is_user_code
 from contnorm.bench.config.schema import (
-    MemoryConfig,
-    ModelConfig,
     NormConfig,
     RunConfig,
-    StrategyConfig,
     StreamConfig,
     flatten_settings,
     from_dict,
     merge_settings,
+    resolve_options,
 )
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.memories import MEMORIES
@@ -30,7 +27,7 @@ from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, settings_owner, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
-from contnorm.bench.user_code import code_hash, is_user_code
+from contnorm.errors import UserError
 from contnorm.registry import find_norm, numbered_name
 
 __all__ = [
@@ -81,41 +78,23 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
         unset = {key: value for key, value in defaults.get(group.name, {}).items() if key not in chosen}
         groups[group.name] = replace(settings, **unset) if unset else settings
     groups["stream"] = replace(groups["stream"], name=stream.name)
-    groups["strategy"] = _canonical_strategy(groups["strategy"], strategy)
-    groups["memory"] = _canonical_memory(groups["memory"])
-    groups["model"] = _canonical_model(groups["model"])
-    groups["norm"] = _canonical_norm(groups["norm"], "auto_channels" in values.get("norm", {}))
+    kinds: tuple[tuple[Kind, str, Collection[str]], ...] = (
+        ("strategy", "name", STRATEGIES), ("memory", "kind", MEMORIES), ("model", "name", NETWORKS)
+    )  # fmt: skip
+    groups["strategy"] = replace(groups["strategy"], name=strategy)
+    for kind, key, built_in in kinds:  # own settings of user code are checked in `resolve`, which may execute it
+        name = getattr(groups[kind], key)
+        if name not in built_in:
+            if not is_user_code(name):
+                find_component(kind, name)  # of a plugin
+            groups[kind] = replace(groups[kind], code=code_hash(kind, name, groups[kind].code))
+        elif kind != "model":
+            own = resolve_options(kind, groups[kind], settings_owner(name) if kind == "strategy" else None)
+            groups[kind] = replace(groups[kind], options=own)
+    if groups["memory"].kind not in MEMORIES and not is_user_code(groups["memory"].kind):
+        raise unknown_memory(groups["memory"].kind)
+    groups["norm"] = _canonical_norm(groups["norm"], values.get("norm", {}))
     return RunConfig(**groups)
-
-
-def _canonical_strategy(config: StrategyConfig, name: str) -> StrategyConfig:
-    """Settings of a strategy under its canonical name.
-
-    The own settings of a built-in strategy are checked and completed here; those of user code in `resolve`, which may
-    execute it.
-    """
-    if name not in STRATEGIES and not is_user_code(name):
-        find_component("strategy", name)
-    config = replace(config, name=name, code=code_hash(name, "strategy"))
-    if is_user_code(name):
-        return config
-    return replace(config, options=resolve_options("strategy", config, settings_owner(name)))
-
-
-def _canonical_memory(config: MemoryConfig) -> MemoryConfig:
-    """Settings of a memory with the hash of user code; rejects unknown names."""
-    if config.kind in MEMORIES:
-        return replace(config, options=resolve_options("memory", config, None))
-    if not is_user_code(config.kind) and find_component("memory", config.kind) is None:
-        raise unknown_memory(config.kind)
-    return replace(config, code=code_hash(config.kind, "memory"))
-
-
-def _canonical_model(config: ModelConfig) -> ModelConfig:
-    """Settings of a network with the hash of user code; an unknown name is reported where the network is built."""
-    if config.name not in NETWORKS and not is_user_code(config.name):
-        find_component("model", config.name)
-    return replace(config, code=code_hash(config.name, "model"))
 
 
 def _chosen(values: Mapping[str, Any], group: str) -> set[str]:
@@ -124,31 +103,33 @@ def _chosen(values: Mapping[str, Any], group: str) -> set[str]:
     return {key for key in settings if not (group == "stream" and key in _DEFAULT_IF_NONE and settings[key] is None)}
 
 
-def _canonical_norm(norm: NormConfig, has_auto_channels: bool) -> NormConfig:
+def _canonical_norm(norm: NormConfig, chosen: Collection[str]) -> NormConfig:
     """Settings of a norm under its canonical name, so that equal networks have equal hashes.
 
     A number of groups in the name becomes the setting ``groups``. ``groups="auto"`` also gets the current rule for
     choosing groups, unless the user chose one.
 
     Example:
-        >>> canonical = _canonical_norm(NormConfig("CN8", groups=4), False)
+        >>> canonical = _canonical_norm(NormConfig("CN8"), ())
         >>> canonical.name, canonical.groups
         ('cn', 8)
-        >>> _canonical_norm(NormConfig("cn", groups="auto"), False).auto_channels
+        >>> _canonical_norm(NormConfig("cn", groups="auto"), ()).auto_channels
         2
     """
     if is_user_code(norm.name):
-        return replace(norm, code=norm_code(norm.name))
+        return replace(norm, code=norm_code(norm.name, norm.code))
     try:
         spec, groups = find_norm(norm.name)
     except ValueError:  # an unknown name is reported where the network is built
         return norm
-    norm = replace(norm, options=resolve_norm_options(norm, spec), code=norm_code(spec.name))
+    if groups is not None and "groups" in chosen and norm.groups != groups:
+        raise UserError(f"norm.name={norm.name} and norm.groups={norm.groups} contradict each other. Give one of them.")
+    norm = replace(norm, name=spec.name, options=resolve_norm_options(norm, spec), code=norm_code(spec.name))
     if groups is not None:
-        return replace(norm, name=spec.name, groups=groups)
-    if spec.grouped and norm.groups == "auto" and not has_auto_channels:
-        return replace(norm, name=spec.name, auto_channels=2)
-    return replace(norm, name=spec.name)
+        return replace(norm, groups=groups)
+    if spec.grouped and norm.groups == "auto" and "auto_channels" not in chosen:
+        return replace(norm, auto_channels=2)
+    return norm
 
 
 def canonical_strategy(name: str) -> str:

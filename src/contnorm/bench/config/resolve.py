@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contnorm.bench.components import find_component
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.added import find_added, read_added
-from contnorm.bench.data.multilabel_store import find_stored, list_stored
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
+from contnorm.bench.data.store import find_stored, list_stored, read_manifest
 from contnorm.bench.memories.build import resolve_memory
 from contnorm.bench.models.pretrained import weights_hash
 from contnorm.bench.models.user_norms import resolve_user_norm
 from contnorm.bench.strategies.build import resolve_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
-from contnorm.bench.user_code import check_module_names, code_files
 from contnorm.errors import UserError, unknown
 
 __all__ = ["find_source", "resolve"]
@@ -52,7 +51,6 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
     check_stream(config.stream)
     _check_evaluation(config, spec)
     strategy = resolve_strategy(config.strategy, values.get("strategy", {}))
-    check_module_names(code_files(config.as_dict()))
     return replace(config, strategy=strategy, memory=resolve_memory(config.memory), norm=resolve_user_norm(config.norm))
 
 
@@ -90,7 +88,8 @@ def _check_not_filled_in(values: Mapping[str, Any]) -> None:
     for key, setting in _FILLED_IN.items():
         group, _, name = key.partition(".")
         value = values.get(group, {}).get(name)
-        if value is not None:
+        named = str(values.get(group, {}).get("kind" if group == "memory" else "name"))
+        if value is not None and find_component(group, named, value) is None:
             raise UserError(f"config: {key}={value!r} is computed and can't be set. Leave it out and set {setting}.")
 
 
@@ -102,8 +101,8 @@ def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:
                 f"stream {spec.name!r}: has no data. Make it in Python with bench.Stream.from_{spec.name}, or add a "
                 f"data set with `contnorm data add NAME` and use its name as the stream."
             )
-        added = find_added(requested, root)
-        return requested if added is None else str(read_added(added)["source"])
+        stored = find_stored(requested, root)
+        return requested if stored is None else str(read_manifest(stored)["name"])
     is_multilabel = spec.kind == "multi-label"
     if requested is None and spec.sources:
         return _first_available(spec.sources, root)
@@ -114,9 +113,9 @@ def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:
         )
     if requested in spec.sources or (is_multilabel and find_stored(requested, root)):
         return requested
-    stored = [name for name in list_stored(root) if name not in spec.sources] if is_multilabel else []
-    if spec.sources or stored:
-        raise unknown(f"stream.source for {spec.name}:", requested, [*spec.sources, *stored])
+    others = [name for name in list_stored(root) if name not in spec.sources] if is_multilabel else []
+    if spec.sources or others:
+        raise unknown(f"stream.source for {spec.name}:", requested, [*spec.sources, *others])
     raise UserError(
         f"stream.source={requested!r}: there is no {spec.name} data set under {root}. Build it with `contnorm data "
         f"{requested} --csv FILE --images DIR`, or set root= or --data-root."

@@ -1,48 +1,23 @@
-"""Data sets of the user: arrays in memory, with the task of each sample or the classes of each task."""
+"""Data sets of the user's arrays, in memory or in an ``.npz`` file: checked once, and split into tasks."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.dataset import ArraySource, Indices
 from contnorm.bench.lazy_numpy import NDArray, np
+from contnorm.bench.rng import generator
 from contnorm.errors import UserError
 
-__all__ = ["ArraySource", "array_source"]
+__all__ = ["array_source", "choose_test_samples", "read_npz"]
 
-Integers: TypeAlias = "NDArray[np.int64]"
 CHANNELS = (1, 2, 3, 4)  # numbers of channels that images in files have
-
-
-@dataclass(frozen=True, repr=False)
-class ArraySource(Source):
-    """A data set from arrays. Labels are indices into ``class_names``.
-
-    Attributes:
-        class_names: The labels as the user gave them, sorted.
-        task_classes: The classes of each task; None if every sample has a task of its own.
-        train_task, test_task: The task of each sample; None if tasks are sets of classes.
-    """
-
-    class_names: tuple[Any, ...]
-    task_classes: tuple[tuple[int, ...], ...] | None
-    train_task: Integers | None
-    test_task: Integers | None
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks."""
-        if self.task_classes is not None:
-            return len(self.task_classes)
-        assert self.train_task is not None
-        return int(self.train_task.max()) + 1
-
-    def is_unchanged(self) -> bool:
-        """Whether the arrays, which may be those of the user, still have the fingerprint of the data set."""
-        return self.fingerprint == f"2:{_hash(self)}"
+RANGE_RATIO = 4  # ranges of training and test samples that differ by more are reported
 
 
 def array_source(
@@ -52,8 +27,9 @@ def array_source(
     y_test: object,
     *,
     tasks: int | Sequence[Sequence[Any]] | None,
-    task_ids: tuple[object, object] | None,
+    task_ids: tuple[Any, Any] | None,
     name: str,
+    copy: bool = False,
 ) -> ArraySource:
     """Check arrays and make a data set of them.
 
@@ -63,15 +39,17 @@ def array_source(
         tasks: Number of tasks that the classes are split over, in sorted order; or the classes of each task.
         task_ids: The task of each training and of each test sample, instead of ``tasks``.
         name: Name of the data set in tables and records.
+        copy: Whether to copy samples that have the right type already, so that they may be changed afterwards.
     """
-    train, test = _samples(x, "x"), _samples(x_test, "x_test")
-    if train.shape[1:] != test.shape[1:]:
-        raise UserError(f"x has samples of shape {train.shape[1:]} and x_test of {test.shape[1:]}. Use the same shape.")
-    if train.dtype != test.dtype:
-        raise UserError(f"x is {train.dtype} and x_test is {test.dtype}. Use the same type for both.")
+    if not isinstance(name, str) or not name or "@" in name:
+        raise UserError(f"name={name!r}: use a string without '@'.")
+    train, test = _samples(x, "x", copy), _samples(x_test, "x_test", copy)
+    if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+        raise UserError(
+            f"x has {train.dtype} samples of shape {train.shape[1:]}, and x_test {test.dtype} samples of shape "
+            f"{test.shape[1:]}. Use the same type and shape."
+        )
     train_names, test_names = _labels(y, "y", len(train)), _labels(y_test, "y_test", len(test))
-    if (train_names.dtype.kind == "i") != (test_names.dtype.kind == "i"):
-        raise UserError("y and y_test: one has numbers and the other has text. Use the same labels in both.")
     names = np.unique(np.concatenate([train_names, test_names]))
     untrained = np.setdiff1d(test_names, train_names)
     if len(untrained):
@@ -80,8 +58,8 @@ def array_source(
         )
     labels, test_labels = np.searchsorted(names, train_names), np.searchsorted(names, test_names)
     class_names = tuple(names.tolist())
-    task_classes: tuple[tuple[int, ...], ...] | None = None
-    ids: tuple[Integers, Integers] | tuple[None, None] = (None, None)
+    task_classes = None
+    ids: tuple[Indices, Indices] | tuple[None, None] = (None, None)
     if task_ids is not None:
         if tasks is not None:
             raise UserError("Use either tasks or task_ids, not both.")
@@ -91,10 +69,11 @@ def array_source(
         untested = np.setdiff1d([label for classes in task_classes for label in classes], test_labels)
         if len(untested):
             raise UserError(
-                f"class {class_names[untested[0]]!r} of y has no test samples in y_test. Add some, or leave the class "
-                f"out."
+                f"class {class_names[untested[0]]!r} of y has no test samples in y_test. Add some, or leave it out."
             )
     source = ArraySource(name, train, labels, test, test_labels, len(class_names), "", class_names, task_classes, *ids)
+    for remark in _remarks(source):
+        logging.getLogger("contnorm").warning(f"{name}: {remark}")
     fingerprint = _hash(source)
     return replace(source, name=f"{name}@{fingerprint[:12]}", fingerprint=f"2:{fingerprint}")
 
@@ -108,21 +87,20 @@ def _hash(source: ArraySource) -> str:
     return digest.hexdigest()[:16]
 
 
-def _array(values: object, what: str) -> NDArray[Any]:
-    detach = getattr(values, "detach", None)  # a tensor
+def _array(values: Any, what: str) -> NDArray[Any]:
+    if hasattr(values, "detach"):  # a tensor; NumPy has no bfloat16
+        tensor = values.detach().cpu()
+        values = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     try:
-        if detach is None:
-            return np.asarray(values)
-        tensor = detach().cpu()
-        return np.asarray((tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy())
-    except (ValueError, TypeError, NotImplementedError) as error:  # the last one for tensors on the meta device
+        return np.asarray(values)
+    except ValueError as error:  # rows of different lengths
         raise UserError(f"{what}: can't be used as an array ({error}). Use one row per sample.") from error
 
 
-def _samples(values: object, what: str) -> NDArray[Any]:
-    """Return samples as uint8 or float32; images of shape (height, width) get a channel."""
+def _samples(values: object, what: str, copy: bool) -> NDArray[Any]:
+    """Return samples as uint8, if they are, or float32; images of shape (height, width) get a channel."""
     array = _array(values, what)
-    if array.ndim < 2 or len(array) == 0 or array.size == 0:
+    if array.ndim < 2 or array.size == 0:
         raise UserError(f"{what} has shape {array.shape}. Use one row per sample, and at least one sample.")
     if array.ndim == 3:
         array = array[:, None]
@@ -131,100 +109,145 @@ def _samples(values: object, what: str) -> NDArray[Any]:
             f"{what} has shape {array.shape}, with channels last. Use (samples, channels, height, width): "
             f"{what}.transpose(0, 3, 1, 2)."
         )
-    if array.dtype == np.bool_:
-        return array.astype(np.float32)
-    if np.issubdtype(array.dtype, np.integer):
-        if array.dtype != np.uint8 and (array.min() < 0 or array.max() > 255):
-            raise UserError(
-                f"{what} has integers from {array.min()} to {array.max()}. Use 0 to 255, which are scaled to [0, 1], "
-                f"or floating-point values, which are used as they are."
-            )
-        return np.ascontiguousarray(array, dtype=np.uint8)
-    if not np.issubdtype(array.dtype, np.floating):
+    if array.dtype.kind not in "biuf":
         raise UserError(f"{what} is of type {array.dtype}. Use numbers.")
-    samples = np.ascontiguousarray(array, dtype=np.float32)
-    if not np.isfinite(samples).all():
+    kind = np.uint8 if array.dtype == np.uint8 else np.float32  # bytes are images; other numbers are taken as they are
+    samples = np.array(array, dtype=kind, order="C", copy=True if copy else None)
+    if samples.dtype == np.float32 and not np.isfinite(samples).all():
         raise UserError(f"{what} contains NaN or infinity. Remove or replace these values.")
     return samples
 
 
 def _labels(values: object, what: str, samples: int) -> NDArray[Any]:
+    """Return labels as int64 or text."""
     array = _array(values, what)
-    if array.ndim == 2 and array.shape[1] > 1:
+    if array.shape == (samples, 1):
+        array = array[:, 0]
+    if array.shape != (samples,):
         raise UserError(
-            f"{what} has shape {array.shape}. Arrays take one label per sample; `contnorm data NAME --csv FILE` builds "
-            f"a stream of images with several labels."
+            f"{what} has shape {array.shape} for {samples} samples. Use one label per sample; images with several "
+            f"labels are built from a table with `contnorm data NAME --csv FILE`."
         )
-    array = array.reshape(-1) if array.ndim == 2 else array
-    if array.ndim != 1 or len(array) != samples:
-        raise UserError(f"{what} has shape {array.shape} for {samples} samples. Use one label per sample.")
-    if array.dtype.kind == "O":
-        array = _typed_labels(array, what)
-    if array.dtype.kind not in "fbiu":
+    if array.dtype.kind == "O":  # such as a column of a table
+        array = np.array(array.tolist())
+    if array.dtype.kind not in "biuf":
         return array.astype(str)
-    if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == array.round()).all()):
-        raise UserError(f"{what} has labels that are not whole numbers. Use class indices or names.")
-    if array.dtype.kind in "fu" and (np.abs(array) >= 2**63).any():
-        raise UserError(f"{what} has the label {array[np.abs(array) >= 2**63][0]}. Use numbers below 2**63, or names.")
+    with np.errstate(invalid="ignore"):
+        if array.dtype.kind == "f" and np.mod(array, 1).any():
+            raise UserError(f"{what} has labels that are not whole numbers. Use class indices or names.")
     return array.astype(np.int64)
 
 
-def _typed_labels(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """Return labels of an array of objects, such as a column of a table, as numbers or as text."""
-    labels = array.tolist()
-    for kind in (str, (bool, int, float, np.number, np.bool_)):
-        if all(isinstance(label, kind) for label in labels):
-            return np.array(labels)
-    kinds = sorted({type(label).__name__ for label in labels})
-    raise UserError(f"{what} has labels of type {', '.join(kinds)}. Use either whole numbers or text for all of them.")
-
-
-def _task_ids(ids: tuple[object, object], samples: tuple[int, int]) -> tuple[Integers, Integers]:
-    if not isinstance(ids, tuple | list) or len(ids) != 2:
-        raise UserError("task_ids must be a pair: the task of each training sample, and of each test sample.")
-    arrays = [_array(values, f"task_ids[{i}]") for i, values in enumerate(ids)]
-    for i, (array, count) in enumerate(zip(arrays, samples, strict=True)):
-        if array.shape != (count,) or array.dtype.kind not in "iu":
+def _task_ids(ids: tuple[Any, Any], samples: tuple[int, int]) -> tuple[Indices, Indices]:
+    train, test = (_array(values, f"task_ids[{i}]") for i, values in enumerate(ids))
+    expected = np.arange(train.max() + 1)
+    for i, (array, count) in enumerate(zip((train, test), samples, strict=True)):
+        if array.shape != (count,) or not np.array_equal(np.unique(array), expected):
             raise UserError(
-                f"task_ids[{i}] has shape {array.shape} and type {array.dtype}. Use an integer for each of the "
-                f"{count} samples."
+                f"task_ids[{i}] has shape {array.shape} and the tasks {np.unique(array).tolist()[:20]}. Give the task "
+                f"of each of the {count} samples, numbered from 0 without gaps, with training and test samples in each."
             )
-    train, test = (array.astype(np.int64) for array in arrays)
-    expected = np.arange(int(train.max()) + 1)
-    for i, array in enumerate((train, test)):
-        if not np.array_equal(np.unique(array), expected):
-            raise UserError(
-                f"task_ids[{i}] has the tasks {np.unique(array).tolist()}. Number tasks from 0 without gaps, with "
-                f"training and test samples in each."
-            )
-    return train, test
+    return train.astype(np.int64), test.astype(np.int64)
 
 
 def _task_classes(tasks: int | Sequence[Sequence[Any]] | None, names: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the class indices of each task."""
     if tasks is None:
         raise UserError("tasks is missing. Give a number of tasks, the classes of each task, or task_ids.")
-    if isinstance(tasks, int | np.integer) and not isinstance(tasks, bool):
+    if not isinstance(tasks, Iterable):
         if not 1 <= tasks <= len(names):
             raise UserError(f"tasks={tasks}: the {len(names)} classes can be split over 1 to {len(names)} tasks.")
         return tuple(tuple(part.tolist()) for part in np.array_split(np.arange(len(names)), tasks))
     index = {name: i for i, name in enumerate(names)}
-    blocks = _class_lists(tasks)
-    unknown = [name for classes in blocks for name in classes if name not in index]
+    blocks = [list(classes) for classes in tasks]
+    flat = [name for classes in blocks for name in classes]
+    unknown = [name for name in flat if name not in index]
     if unknown:
         raise UserError(f"tasks: there is no class {unknown[0]!r}. Classes are {', '.join(map(str, names[:20]))}.")
-    flat = [name for classes in blocks for name in classes]
-    if not flat or any(not classes for classes in blocks) or len(set(flat)) < len(flat):
-        raise UserError(
-            "tasks: give at least one class per task, and each class once. For shared classes use task_ids."
-        )
+    if not all(blocks) or len(set(flat)) < len(flat):
+        raise UserError("tasks: give each class once, and at least one per task. For shared classes use task_ids.")
     return tuple(tuple(index[name] for name in classes) for classes in blocks)
 
 
-def _class_lists(tasks: object) -> list[list[Any]]:
-    """Return the classes of each task as a list of lists."""
-    if isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
-        blocks = list(tasks)
-        if all(isinstance(classes, Iterable) and not isinstance(classes, str | bytes) for classes in blocks):
-            return [[name.item() if isinstance(name, np.generic) else name for name in classes] for classes in blocks]
-    raise UserError(f"tasks={tasks!r}: use a number of tasks, or a list of the classes of each task, as [[0, 1], [2]].")
+def _remarks(source: ArraySource) -> Iterator[str]:
+    """Describe what is allowed but rarely meant, and would change scores."""
+    train, test = source.train_images, source.test_images
+    (low, high), (test_low, test_high) = ((part.min().item(), part.max().item()) for part in (train, test))
+    spans = high - low, test_high - test_low
+    if max(spans) > RANGE_RATIO * min(spans) or test_low > high or low > test_high:
+        yield f"x has values from {low:g} to {high:g} and x_test from {test_low:g} to {test_high:g}. Scale both alike."
+    known = {hash(row.tobytes()) for row in train}
+    shared = sum(hash(row.tobytes()) in known for row in test)
+    if shared:
+        yield f"{shared:,} of {len(test):,} test samples are also training samples. Remove them from one of the two."
+    if -1 in source.class_names and source.classes > 2:
+        yield "the label -1 is a class here. Remove samples without a label."
+    if train.ndim > 4:
+        yield f"samples of shape {train.shape[1:]} are not images. Use a network of your own (model=) for them."
+    sizes = [len(classes) for classes in source.task_classes or ()]
+    if sizes and max(sizes) > min(sizes):
+        yield f"the tasks have different numbers of classes: {', '.join(map(str, sizes[:20]))}."
+
+
+def choose_test_samples(labels: Sequence[Any] | NDArray[Any], share: float) -> NDArray[np.bool_]:
+    """Return a mask of test samples: a share of each class, at random with a fixed seed, at least one and not all.
+
+    Example:
+        >>> choose_test_samples(["cat"] * 10 + ["dog"] * 2, 0.3).nonzero()[0].tolist()
+        [1, 3, 4, 11]
+    """
+    if not 0 < share < 1:
+        raise UserError(f"test_share={share}: use a number between 0 and 1.")
+    labels = np.asarray(labels)
+    test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        indices = np.flatnonzero(labels == label)
+        if len(indices) < 2:
+            raise UserError(f"class {label.item()!r} has one sample. Use at least two, so that one is a test sample.")
+        count = min(len(indices) - 1, max(1, round(share * len(indices))))
+        test[indices[generator(0, f"test {label}").permutation(len(indices))[:count]]] = True
+    return test
+
+
+_NAMES = {
+    "x": ("x_train", "train_images", "train_x", "X_train", "x", "X", "images"),
+    "y": ("y_train", "train_labels", "train_y", "y", "labels"),
+    "x_test": ("x_test", "test_images", "test_x", "X_test"),
+    "y_test": ("y_test", "test_labels", "test_y"),
+    "task": ("task_train", "train_task", "task"),
+    "task_test": ("task_test", "test_task"),
+}
+
+
+def read_npz(path: Path, *, tasks: int | Sequence[Sequence[Any]] | None, test_share: float, name: str) -> ArraySource:
+    """Make a data set of an ``.npz`` file; the names of arrays are in the docs of `contnorm.bench.add_dataset`.
+
+    Args:
+        path: The file.
+        tasks, name: As in `array_source`; the file may have the task of each sample.
+        test_share: Share of each class in the test split, if the file has no test samples.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            content = {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, TypeError) as error:  # TypeError: a single array is no context manager
+        raise UserError(f"{path}: can't be read as an .npz file of arrays ({error}). Save it with np.savez.") from error
+    x, y, x_test, y_test, task, task_test = (
+        next((content[name] for name in names if name in content), None) for names in _NAMES.values()
+    )
+    if x is None or y is None or (x_test is None) != (y_test is None):
+        raise UserError(
+            f"{path}: has the arrays {', '.join(sorted(content)) or 'none'}. Save it with np.savez({path.name!r}, "
+            f"x_train=..., y_train=..., x_test=..., y_test=...); without the last two, a part of each class is tested."
+        )
+    if x_test is None:
+        labels = y.reshape(-1)
+        test = choose_test_samples(labels, test_share)
+        if len(x) != len(labels):
+            raise UserError(f"{path}: has {len(x)} samples and {len(labels)} labels. Use one label per sample.")
+        x, y, x_test, y_test = x[~test], labels[~test], x[test], labels[test]
+        task, task_test = (None, None) if task is None else (task[~test], task[test])
+    if (task is None) != (task_test is None):
+        raise UserError(f"{path}: has one of task_train and task_test. Use both, or neither.")
+    task_ids = None if task is None else (task, task_test)
+    return array_source(x, y, x_test, y_test, tasks=tasks, task_ids=task_ids, name=name)

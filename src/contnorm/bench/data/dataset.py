@@ -1,10 +1,12 @@
-"""Data sets: loaded ones, with one label or several labels per image, and listings of multi-label ones to be built."""
+"""Data sets in memory or memory-mapped: images with one label, the user's arrays, and images with several labels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cache
+from importlib import resources
 from typing import Any, TypeAlias
 
 from contnorm.bench.lazy_numpy import NDArray, np
@@ -12,19 +14,20 @@ from contnorm.bench.lazy_numpy import NDArray, np
 __all__ = [
     "GROUPS",
     "SPLITS",
-    "DatasetListing",
+    "ArraySource",
     "Images",
+    "Indices",
     "Labels",
-    "ListedPicture",
     "MultiLabelSource",
-    "PictureCounts",
     "Source",
     "Split",
     "groups_by_count",
+    "published",
 ]
 
 Images: TypeAlias = "NDArray[np.uint8]"
 Labels: TypeAlias = "NDArray[np.int64]"
+Indices: TypeAlias = "NDArray[np.int64]"
 Split = tuple[Images, Labels]
 
 SPLITS = ("train", "test")
@@ -57,6 +60,30 @@ class Source:
 
 
 @dataclass(frozen=True, repr=False)
+class ArraySource(Source):
+    """A data set of the user's, of arrays or images. Labels are indices into ``class_names``.
+
+    Attributes:
+        class_names: The labels as the user gave them, sorted.
+        task_classes: The classes of each task; None if every sample has a task of its own.
+        train_task, test_task: The task of each sample; None if tasks are sets of classes.
+    """
+
+    class_names: tuple[Any, ...]
+    task_classes: tuple[tuple[int, ...], ...] | None
+    train_task: Indices | None
+    test_task: Indices | None
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        if self.task_classes is not None:
+            return len(self.task_classes)
+        assert self.train_task is not None
+        return int(self.train_task.max()) + 1
+
+
+@dataclass(frozen=True, repr=False)
 class MultiLabelSource(Source):
     """A multi-label data set, in memory or memory-mapped. Labels are multi-hot (samples, classes); images are by task.
 
@@ -71,13 +98,26 @@ class MultiLabelSource(Source):
         missing_images: Number of listed images that were missing when the data set was built.
     """
 
-    train_task: NDArray[np.int64]
-    test_task: NDArray[np.int64]
+    train_task: Indices
+    test_task: Indices
     tasks: int
     class_names: tuple[str, ...]
     class_groups: tuple[str, ...]
     published_images: int | None = None
     missing_images: int = 0
+
+
+@cache
+def published() -> dict[str, Any]:
+    """Return published facts: the long-tailed streams, addresses and hashes of downloads, the order of mini-ImageNet.
+
+    Example:
+        >>> len(published()["mini-imagenet"]), list(published()["streams"])
+        (100, ['cocoseq', 'nus-wideseq'])
+    """
+    text = resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8")
+    facts: dict[str, Any] = json.loads(text)
+    return facts
 
 
 def groups_by_count(counts: Iterable[int]) -> tuple[str, ...]:
@@ -91,82 +131,3 @@ def groups_by_count(counts: Iterable[int]) -> tuple[str, ...]:
         "majority" if count > MAJORITY_ABOVE else "minority" if count < MINORITY_BELOW else "moderate"
         for count in counts
     )
-
-
-@dataclass(frozen=True)
-class ListedPicture:
-    """A picture of a listing.
-
-    Attributes:
-        id: Name or number in the list.
-        path: File; None if it is missing.
-        task: Index of its task, in the order of training.
-        labels: Columns of its labels.
-    """
-
-    id: int | str
-    path: Path | None
-    task: int
-    labels: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class PictureCounts:
-    """Numbers of pictures per task, per class and without a label."""
-
-    by_task: tuple[int, ...]
-    by_class: tuple[int, ...]
-    unlabelled: int
-
-    @property
-    def images(self) -> int:
-        return sum(self.by_task)
-
-    @classmethod
-    def of(cls, pictures: Sequence[ListedPicture], tasks: int, classes: int) -> PictureCounts:
-        """Count pictures by task and by class.
-
-        Example:
-            >>> PictureCounts.of([ListedPicture(7, None, 1, (0, 2)), ListedPicture(8, None, 1, ())], tasks=2, classes=3)
-            PictureCounts(by_task=(0, 2), by_class=(1, 0, 1), unlabelled=1)
-        """
-        by_task: Labels = np.bincount(np.array([p.task for p in pictures], dtype=np.int64), minlength=tasks)
-        columns = np.array([column for picture in pictures for column in picture.labels], dtype=np.int64)
-        by_class: Labels = np.bincount(columns, minlength=classes)
-        return cls(tuple(by_task.tolist()), tuple(by_class.tolist()), sum(not p.labels for p in pictures))
-
-
-@dataclass(frozen=True)
-class DatasetListing:
-    """Pictures, labels and tasks of a multi-label data set to be built.
-
-    Attributes:
-        task_names: Name of each task in the list, in the order of training.
-        train, test: Pictures by task.
-        published_images: Number of images of the published stream; None for a user's data set.
-        as_published: Whether the lists are identical to the published ones.
-    """
-
-    name: str
-    class_names: tuple[str, ...]
-    class_groups: tuple[str, ...]
-    task_names: tuple[str, ...]
-    train: tuple[ListedPicture, ...]
-    test: tuple[ListedPicture, ...]
-    published_images: int | None = None
-    as_published: bool = False
-
-    def pictures(self, split: str) -> tuple[ListedPicture, ...]:
-        return self.train if split == "train" else self.test
-
-    def present(self, split: str) -> list[ListedPicture]:
-        """Return the pictures whose file exists."""
-        return [picture for picture in self.pictures(split) if picture.path is not None]
-
-    def missing(self, split: str) -> list[ListedPicture]:
-        """Return the pictures whose file does not exist."""
-        return [picture for picture in self.pictures(split) if picture.path is None]
-
-    def count(self, pictures: Sequence[ListedPicture]) -> PictureCounts:
-        """Count pictures by the tasks and classes of this data set."""
-        return PictureCounts.of(pictures, len(self.task_names), len(self.class_names))

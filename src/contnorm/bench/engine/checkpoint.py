@@ -1,348 +1,183 @@
-"""Checkpoints of a run: tensors in a safetensors file and progress in a JSON file next to it; no pickle.
+"""The folder of an unfinished run with its checkpoint, and the weights of a finished one; no pickle.
 
-One SHA-256 covers the tensors, the progress and the run they belong to, so a checkpoint that was cut short, edited or
-copied from another run is detected. The last two checkpoints stay on disk; if the newest can't be used, the one before
-it is.
-
-Checkpoints are asynchronous: a background thread (`CheckpointWriter`) writes them from a copy of the tensors. A newer
-checkpoint of the same run replaces one that the thread has not started to write. Checkpoints at the end of a task are
-required: they are always written.
-
-The weights of a finished run are saved next to its record on request, as ``runs/<hash>/<seed>.safetensors``: later
-measurements (`contnorm diagnose`) need the network itself.
+A checkpoint is one safetensors file, with the progress as JSON in its header. It replaces the one before it atomically,
+so that a kill leaves one of them whole. The weights of a finished run are saved next to its record on request, as
+``runs/<hash>/<seed>.safetensors``: later measurements (`contnorm diagnose`) need the network itself.
 """
 
 from __future__ import annotations
 
 import copy
-import errno
-import hashlib
 import io
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from contnorm.atomic_files import write_atomically
-from contnorm.bench.cuda_streams import copying_stream
+from contnorm.bench.data.registry import Source
+from contnorm.bench.engine.provenance import cn_kernel, cpu_instructions
+from contnorm.bench.engine.run import Run, RunOptions
+from contnorm.bench.records import SCHEMA
+from contnorm.bench.unfinished import CHECKPOINT, ENDING, LOCK, NOTE, read_progress
 from contnorm.errors import UserError
 from contnorm.model_files import differences_from_file, file_metadata, sort_metadata
 
 __all__ = [
-    "DTYPES",
-    "Checkpoint",
     "CheckpointWriter",
-    "Checkpoints",
-    "Packed",
+    "RunFolder",
+    "load_checkpoint",
     "load_run_weights",
     "load_weights",
     "pack_weights",
-    "packed",
-    "save_weights",
     "weights_path",
 ]
 
-FORMAT = 2  # 1 had a checksum of the tensors alone
-COUNT = 2  # checkpoints on disk
-_STEP = re.compile("[0-9]{1,18}")
-_FILE = re.compile(r"[0-9]{1,18}\.(json|safetensors)|\.[0-9]{1,18}\.(json|safetensors)\.[0-9a-f]+")
-FULL = {errno.ENOSPC, errno.EDQUOT}
+ATTEMPTS = 100  # another process that has just recorded the run may remove the folder
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The state of a run.
+class RunFolder:
+    """The folder of a run that is not recorded yet.
 
-    Attributes:
-        tensors: Model, optimizer, memory and strategy.
-        progress: Steps done, hooks called, plain values of the strategy, and what was measured by then.
-    """
-
-    tensors: dict[str, Tensor]
-    progress: dict[str, Any]
-
-
-class Checkpoints:
-    """The checkpoints of one run, in a folder.
+    A lock, which ends with its process, keeps other processes from executing the run. On file systems without flock,
+    the lock file of a killed process stays and has to be deleted.
 
     Args:
-        folder: The folder of the files.
-        run: Name of the run, such as its hash and seed. A checkpoint of another run is not used.
-    """
-
-    def __init__(self, folder: Path, run: str = "") -> None:
-        self.folder, self.run = folder, run
-        self._steps: list[int] = []  # steps of the checkpoints that this object has written or loaded
-
-    def save(self, tensors: Packed, progress: dict[str, Any]) -> None:
-        """Write a checkpoint of tensors on the host, then delete all but the last two."""
-        step = int(progress["done"])
-        content = json.loads(json.dumps({"format": FORMAT, "run": self.run, "progress": progress}))
-        content["sha256"] = _checksum(content, tensors.parts)
-        try:
-            self._write(step, tensors, content)
-        except OSError as error:
-            if error.errno not in FULL or len(self._steps) < COUNT:
-                raise
-            self._delete(keep=self._steps[-1:])  # a full disk has room for one fallback only
-            self._write(step, tensors, content)
-        self._note_usable(step)
-        self._delete(keep=self._steps)
-
-    def _write(self, step: int, tensors: Packed, content: dict[str, Any]) -> None:
-        write_atomically(self.folder / f"{step}.safetensors", *tensors.parts)
-        write_atomically(self.folder / f"{step}.json", json.dumps(content).encode())
-
-    def latest(self) -> Checkpoint | None:
-        """Return the newest usable checkpoint; None if there is none."""
-        usable = next(self._usable(), None)
-        if usable is None:
-            return None
-        content, progress = usable
-        self._note_usable(int(progress["done"]))
-        return Checkpoint(load(content), progress)
-
-    def latest_step(self) -> int:
-        """Return the step of the newest usable checkpoint; 0 if there is none."""
-        usable = next(self._usable(), None)
-        return 0 if usable is None else int(usable[1]["done"])
-
-    def latest_files(self) -> dict[str, bytes]:
-        """Return the files of the newest usable checkpoint by name, to copy them; empty if there is none."""
-        for path in self._numbered():
-            read = self._read(path)
-            if not isinstance(read, str):
-                return {path.with_suffix(".safetensors").name: read[0], path.name: path.read_bytes()}
-        return {}
-
-    def add_files(self, files: Mapping[str, bytes]) -> None:
-        """Write the files of a checkpoint of another folder, then delete all but the last two."""
-        for name in sorted(files, key=lambda name: name.endswith(".json")):  # the JSON file last: it is found first
-            write_atomically(self.folder / name, files[name])
-        self._note_usable(max(int(Path(name).stem) for name in files))
-        self._delete(keep=self._steps)
-
-    def problems(self) -> list[str]:
-        """Return why checkpoints newer than the one of `latest` can't be used, newest first."""
-        reasons = []
-        for path in self._numbered():
-            reason = self._read(path)
-            if not isinstance(reason, str):
-                break
-            reasons.append(f"{path.name}: {reason}")
-        return reasons
-
-    def _usable(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        for path in self._numbered():
-            read = self._read(path)
-            if not isinstance(read, str):
-                yield read
-
-    def _numbered(self) -> list[Path]:
-        """Return the JSON files of the checkpoints, newest first; links and special files are ignored."""
-        if self.folder.is_symlink():
-            return []
-        numbered = [path for path in self.folder.glob("*.json") if _STEP.fullmatch(path.stem) and _is_plain(path)]
-        return sorted(numbered, key=lambda path: -int(path.stem))
-
-    def _read(self, path: Path) -> tuple[bytes, dict[str, Any]] | str:
-        """Return the tensors as bytes and the progress, or the reason why they can't be used."""
-        tensors = path.with_suffix(".safetensors")
-        if not _is_plain(tensors):
-            return f"has no file {tensors.name}"
-        try:
-            raw = json.loads(path.read_text())
-            content = tensors.read_bytes()
-        except (OSError, ValueError, RecursionError) as error:
-            return f"can't be read ({type(error).__name__}: {error})"
-        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-            return "was written by another version of contnorm, in another format"
-        expected = raw.pop("sha256", None)
-        if _checksum(raw, [content]) != expected:
-            return "does not match its checksum"
-        if raw.get("run") != self.run:
-            return f"is of another run ({raw.get('run')})"
-        progress: dict[str, Any] = raw["progress"]
-        return content, progress
-
-    def clear(self) -> None:
-        """Delete all checkpoints and their folder."""
-        self._delete(keep=())
-        if self.folder.is_dir() and not self.folder.is_symlink():
-            self.folder.rmdir()
-
-    def _note_usable(self, step: int) -> None:
-        self._steps = [*(other for other in self._steps if other < step), step][-COUNT:]
-
-    def _delete(self, keep: Iterable[int]) -> None:
-        """Delete checkpoints and their temporary files only: the folder may contain files of others."""
-        if self.folder.is_symlink():
-            return
-        stems = {str(step) for step in keep}
-        for path in self.folder.glob("*"):
-            if _FILE.fullmatch(path.name) and path.stem not in stems:
-                path.unlink(missing_ok=True)
-
-
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
-
-
-def _checksum(content: dict[str, Any], tensors: Iterable[bytes | memoryview]) -> str:
-    """Return the SHA-256 of the JSON content in a canonical form, followed by the tensors."""
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
-    for part in tensors:
-        digest.update(part)
-    return digest.hexdigest()
-
-
-DTYPES = {
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int16: "I16",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.bool: "BOOL",
-}
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The content of a safetensors file: its header, and the data on the device of the tensors."""
-
-    header: bytes
-    body: Tensor
-
-    @property
-    def parts(self) -> tuple[bytes, memoryview]:
-        """The bytes of the file, in order. The body must be on the host."""
-        return self.header, self.body.numpy().data
-
-
-def packed(tensors: Mapping[str, Tensor]) -> Packed:
-    """Pack a copy of the tensors into one, in the layout of a safetensors file; on the GPU if any of them is there.
-
-    A network has about a hundred tensors. Copying them to the host one by one would keep Python from launching training
-    steps. One packed tensor needs a single copy; the host then only hashes and writes it.
+        record: The path that the record will have.
 
     Example:
-        >>> from safetensors.torch import load
-        >>> load(b"".join(packed({"a": torch.ones(2), "b": torch.tensor(7)}).parts))["b"]
-        tensor(7)
+        >>> import tempfile
+        >>> record = Path(tempfile.mkdtemp()) / "75cc28cb778a" / "0.json"
+        >>> first, second = RunFolder(record), RunFolder(record)
+        >>> first.acquire(), second.acquire()
+        (True, False)
+        >>> first.release()
+        >>> record.parent.exists()
+        False
     """
-    # Largest element size first, so that every tensor is aligned.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    device = next((t.device for t in tensors.values() if t.is_cuda), torch.device("cpu"))
-    rows = [tensors[name].detach().to(device).reshape(-1).view(torch.uint8) for name in names]
-    body = torch.cat(rows) if rows else torch.empty(0, dtype=torch.uint8)
-    return Packed(_header(tensors, names), body)
+
+    def __init__(self, record: Path) -> None:
+        self.record = record
+        self.folder = record.with_suffix(ENDING)
+        self.note, self.checkpoint = self.folder / NOTE, self.folder / CHECKPOINT
+        self._lock = FileLock(self.folder / LOCK, timeout=0, thread_local=False)
+
+    def acquire(self) -> bool:
+        """Lock the run for this process; False if another process executes it."""
+        for _ in range(ATTEMPTS):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire()
+                return True
+            except Timeout:
+                return False
+            except FileNotFoundError:
+                continue
+        return False
+
+    def release(self) -> None:
+        """Unlock the run. Its folder is removed if it is recorded, or there is nothing to resume."""
+        if self.record.is_file() or not self.checkpoint.is_file():
+            shutil.rmtree(self.folder, ignore_errors=True)  # while it is locked
+            for folder in (self.record.parent, self.record.parent.parent):
+                with suppress(OSError):  # there are other files
+                    folder.rmdir()
+        self._lock.release(force=True)
+
+    def holder(self) -> str:
+        """Return the process that executes the run, as far as known."""
+        with suppress(OSError, ValueError):
+            return str(json.loads(self.note.read_bytes()).get("process", "another process"))
+        return "another process"
+
+    def start(self, run: Run, options: RunOptions, source: Source) -> str:
+        """Write the note of a run that starts or resumes here.
+
+        Returns:
+            Why resuming the run here would not be bit-exact; empty if it would be, or there is no checkpoint.
+        """
+        here = _circumstances(run, options, source)
+        with suppress(OSError, ValueError):
+            was = json.loads(self.note.read_bytes())["circumstances"]
+            other = [
+                f"{name} {was.get(name)}, here {here.get(name)}"
+                for name in was | here
+                if was.get(name) != here.get(name)
+            ]
+            if other and self.checkpoint.is_file():
+                return (
+                    f"{self.folder}: started with other circumstances ({'; '.join(other)}), so resuming it here would "
+                    f"not be bit-exact. Resume it as it started, or delete the folder to start again."
+                )
+        content = {
+            "schema": SCHEMA,
+            "config": run.config.as_dict(),
+            "seed": run.seed,
+            "circumstances": here,
+            "options": {name: getattr(options, name) for name in ("keep_weights", "allow_missing", "memory_moments")},
+            "process": f"process {os.getpid()} on {socket.gethostname()}",
+        }
+        write_atomically(self.note, json.dumps(content).encode())
+        return ""
 
 
-def _header(tensors: Mapping[str, Tensor], names: list[str]) -> bytes:
-    entries, start = {}, 0
-    for name in names:
-        tensor = tensors[name]
-        end = start + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def _circumstances(run: Run, options: RunOptions, source: Source) -> dict[str, Any]:
+    """Return what the bits of a run depend on besides its settings and seed."""
+    if options.on_gpu:
+        return {"device": "cuda", "data": source.fingerprint}
+    on_cpu = {"threads": options.threads, "instructions": cpu_instructions(), "cn_kernel": cn_kernel(run.config)}
+    return {"device": "cpu", "data": source.fingerprint, **on_cpu}
 
 
-@dataclass(frozen=True)
-class _Write:
-    """A checkpoint that is pending, being written, or written."""
-
-    done: Future[None]
-    required: bool
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Return the tensors and the progress in a checkpoint; None if there is none, or if it can't be read."""
+    if not path.is_file():
+        return None
+    try:
+        return load(path.read_bytes()), read_progress(path)
+    except (OSError, ValueError, LookupError, SafetensorError) as error:
+        logging.getLogger("contnorm").warning(f"{path}: can't be read ({error}). The run starts again from step 0.")
+        return None
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of runs in the background.
+    """Writes the checkpoints of runs in the background; one per run at a time.
 
-    Leaving the context waits for all checkpoints; after a KeyboardInterrupt, only for the one being written.
+    Leaving the context waits for all checkpoints.
     """
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1)
-        self._host = _HostBuffer()
-        self._writes: dict[Checkpoints, list[_Write]] = {}
+        self._writes: dict[Path, Future[None]] = {}
 
-    def save(
-        self, checkpoints: Checkpoints, tensors: dict[str, Tensor], progress: dict[str, Any], required: bool = False
-    ) -> None:
-        """Copy the tensors and schedule the copy to be written.
+    def save(self, path: Path, tensors: Mapping[str, Tensor], progress: dict[str, Any]) -> None:
+        """Copy the tensors to the host and let the copies be written, after the checkpoint before."""
+        self.wait(path)
+        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        self._writes[path] = self._worker.submit(_write, path, copies, copy.deepcopy(progress))
 
-        Args:
-            checkpoints: The checkpoints of the run.
-            tensors: The state of the run.
-            progress: The progress of the run, saved with the state.
-            required: Whether this checkpoint must be written even if a newer one follows. Blocks while another required
-                checkpoint of the run is pending, so that copies do not accumulate in memory.
-        """
-        self._drop_replaced(checkpoints, required)
-        copies = packed(tensors)
-        packing = torch.cuda.current_stream(copies.body.device).record_event() if copies.body.is_cuda else None
-        future = self._worker.submit(self._write, checkpoints, copies, packing, copy.deepcopy(progress))
-        self._writes.setdefault(checkpoints, []).append(_Write(future, required))
-
-    def _drop_replaced(self, checkpoints: Checkpoints, required: bool) -> None:
-        """Drop the checkpoints that a new one replaces, and raise the errors of older ones."""
-        waiting = []
-        for write in self._writes.pop(checkpoints, []):
-            if not write.required and write.done.cancel():
-                continue
-            if write.done.done() or (required and write.required and not write.done.running()):
-                _raise_error(checkpoints, write.done)
-            else:
-                waiting.append(write)
-        self._writes[checkpoints] = waiting
-
-    def _write(
-        self, checkpoints: Checkpoints, tensors: Packed, packing: torch.cuda.Event | None, progress: dict[str, Any]
-    ) -> None:
-        checkpoints.save(self._host.copy(tensors, packing), progress)
-
-    def flush(self) -> None:
-        """Wait until all checkpoints are written, and raise their errors."""
-        writes, self._writes = self._writes, {}
-        for checkpoints, of_run in writes.items():
-            for write in of_run:
-                _raise_error(checkpoints, write.done)
-
-    def finish(self, several: Iterable[Checkpoints]) -> None:
-        """Wait for the required checkpoints of completed runs and drop the others.
-
-        Write errors are ignored: the record is written next.
-        """
-        self._end(several, drop_required=False)
-
-    def forget(self, several: Iterable[Checkpoints]) -> None:
-        """Drop the pending checkpoints of failed runs, and wait for the one being written."""
-        self._end(several, drop_required=True)
-
-    def _end(self, several: Iterable[Checkpoints], drop_required: bool) -> None:
-        writes = [write for checkpoints in several for write in self._writes.pop(checkpoints, [])]
-        for write in writes:  # cancel all before waiting for any
-            if drop_required or not write.required:
-                write.done.cancel()
-        for write in writes:
-            if not write.done.cancelled():
-                write.done.exception()
+    def wait(self, path: Path) -> None:
+        """Wait until the last checkpoint of a run is written, and raise its error."""
+        if path in self._writes:
+            try:
+                self._writes.pop(path).result()
+            except OSError as error:
+                raise UserError(
+                    f"{path}: can't be written ({error.strerror}). Free disk space, and run it again: the checkpoint "
+                    f"before is whole."
+                ) from error
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -350,40 +185,14 @@ class CheckpointWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        at_once = kind is not None and issubclass(kind, KeyboardInterrupt)
-        self._worker.shutdown(wait=True, cancel_futures=at_once)
+        self._worker.shutdown(wait=True)
+        if kind is None:
+            for path in list(self._writes):
+                self.wait(path)
 
 
-class _HostBuffer:
-    """Copies packed tensors from a GPU to the host, through a buffer of pinned memory that all copies share."""
-
-    def __init__(self) -> None:
-        self._stage = torch.empty(0, dtype=torch.uint8)
-
-    def copy(self, tensors: Packed, packing: torch.cuda.Event | None) -> Packed:
-        """Copy on a separate CUDA stream after the ``packing`` event. The result is valid until the next copy."""
-        if packing is None:
-            return tensors
-        size = len(tensors.body)
-        if len(self._stage) < size:
-            self._stage = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        with torch.cuda.stream(copying_stream(tensors.body.device)):
-            stream = torch.cuda.current_stream()
-            stream.wait_event(packing)
-            self._stage[:size].copy_(tensors.body, non_blocking=True)
-            stream.synchronize()
-        return Packed(tensors.header, self._stage[:size])
-
-
-def _raise_error(checkpoints: Checkpoints, written: Future[None]) -> None:
-    error = written.exception()
-    if isinstance(error, OSError):
-        raise UserError(
-            f"{checkpoints.folder}: a checkpoint can't be written ({error.strerror}). Free disk space, then resume "
-            f"with `contnorm resume`: the previous checkpoint is intact."
-        ) from error
-    if error is not None:
-        raise error
+def _write(path: Path, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+    write_atomically(path, save(tensors, {"progress": json.dumps(progress)}))
 
 
 def weights_path(record: Path) -> Path:
@@ -394,11 +203,6 @@ def weights_path(record: Path) -> Path:
         runs/0123abcd/4.safetensors
     """
     return record.with_suffix(".safetensors")
-
-
-def save_weights(model: nn.Module, record: Path) -> None:
-    """Write the parameters and buffers of a network next to its record, atomically."""
-    write_atomically(weights_path(record), pack_weights(model))
 
 
 def pack_weights(model: nn.Module) -> bytes:

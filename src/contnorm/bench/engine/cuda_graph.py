@@ -8,8 +8,8 @@ hooks at task boundaries and frozen moments. Short stretches run without a graph
 the last captured one, as after the smaller last batch of each task, its graph is replayed again. The number of trainers
 that run together does not change the result of any of them.
 
-A replay executes no Python. User code whose steps change Python state, draw random numbers or copy values to the host
-is therefore refused; with ``train.graph=off`` every step runs in Python.
+A replay executes no Python. User code whose steps draw random numbers or copy values to the host is therefore refused;
+with ``train.graph=off`` every step runs in Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import NamedTuple, Protocol
 import torch
 
 from contnorm.bench.cuda_streams import has_side_streams, side_stream, training_stream
-from contnorm.bench.engine.code_state import CodeState
 from contnorm.bench.engine.evaluate import evaluation_batch
 from contnorm.bench.engine.step_tensors import StepTable, stretch_end
 from contnorm.bench.engine.trainer import Trainer
@@ -31,7 +30,7 @@ from contnorm.errors import UserCodeError
 from contnorm.kernels.side_stream import SideStream
 from contnorm.kernels.triton.convolution.table import using_table
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
-from contnorm.layers.base import NormLayer
+from contnorm.norms.base import NormLayer
 
 __all__ = ["Stepper", "compile_kernels", "stepper_for"]
 
@@ -102,7 +101,6 @@ class _GraphStepper:
         self.last_captured: _Captured | None = None
         self.has_user_code = any(trainer.has_user_code for trainer in trainers)
         self.warm_up = USER_WARM_UP if self.has_user_code else WARM_UP
-        self.before: list[CodeState] = []  # of user code at the start of the stretch, for each trainer
         self.start = self.end = -1  # first and end step of the stretch that the graph is for
         self.first = self.last = -1  # first and end step whose rows are on the device
 
@@ -124,7 +122,6 @@ class _GraphStepper:
     def _begin_stretch(self, done: int) -> None:
         self.start, self.end = done, min(_stretch_end(trainer, done) for trainer in self.trainers)
         self.graph, self.rows = None, []
-        self.before = [trainer.step_state() for trainer in self.trainers]
         captured = self.last_captured
         if captured is not None and captured.shape == self._shape():
             self.graph, self.rows = captured.graph, captured.rows
@@ -178,22 +175,15 @@ class _GraphStepper:
                 trainer.done += 1
 
     def _check_steps(self) -> None:
-        """Refuse user code that changed Python state or drew random numbers in a step; a replay would do neither.
+        """Refuse user code that drew random numbers in a step, which a replay would not do again.
 
         Checked in every stretch, also in a short one, so that it does not depend on the length of a stretch.
         """
-        for trainer, before in zip(self.trainers, self.before, strict=True):
-            changes = trainer.step_changes(before)
-            if changes:
-                shown = ", ".join(change.partition(" ")[2] for change in changes[:3])
-                raise UserCodeError(
-                    f"{trainer.user_code.owner_of(changes[0])}: a training step changes {shown} in Python, which the "
-                    f"replay of a captured step would not do. Change tensors in place instead, or set train.graph=off."
-                )
+        for trainer in self.trainers:
             if trainer.user_code.draws_random:
                 raise UserCodeError(
-                    f"{trainer.user_code.drawing_code()}: draws random numbers in a training step, such as for "
-                    f"dropout, which a captured step would repeat. Set train.graph=off."
+                    f"{trainer.user_code}: draws random numbers in a training step, such as for dropout, which a "
+                    f"captured step would repeat. Set train.graph=off."
                 )
 
     def _step_all_lanes(self) -> None:

@@ -1,43 +1,45 @@
-"""Evaluation of a model on the test samples of each task, with running moments or with others.
+"""Evaluation of a run after each task, and its results as they are recorded.
 
-One evaluation gives one row of the accuracy matrix. Oracle moments are the exact ones of all training data so far.
+An evaluation counts the correct predictions on the test samples of each task: one row of the accuracy matrix. It uses
+the running moments, and others if the settings say so. Oracle moments are the exact ones of all training data so far.
 Memory moments are the exact, possibly weighted ones of the samples in the replay memory. In both, images are as in
 evaluation, without augmentation. Task moments are the running moments at the end of each task. The running moments are
-restored after the evaluation, so that training is not affected.
+restored afterwards, so that training is not affected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.engine.memory_samples import sample_weights, stored_items
 from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.metrics.memory_stats import take_census
 from contnorm.bench.metrics.multilabel import LabelStats
-from contnorm.bench.signals import check_stop
-from contnorm.moments.reestimate import Reestimated, reestimate
+from contnorm.bench.metrics.task_scores import TaskScores, accuracy_scores, label_scores
+from contnorm.bench.models.norm_layers import count_norms
+from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate
+from contnorm.norms.renorm import BatchRenormBase
 
 __all__ = [
-    "CorrectCounts",
-    "LabelRow",
+    "Measurements",
     "TaskBatches",
-    "TrainBatches",
     "classes_of",
-    "count_correct",
-    "count_labels",
-    "count_with_task_moments",
-    "drift_of",
+    "count_predictions",
+    "evaluate_ahead",
+    "evaluate_task",
     "evaluation_batch",
-    "interruptible",
     "memory_moments",
-    "never",
     "oracle_moments",
+    "run_results",
+    "task_scores",
 ]
 
 TEST_BATCH = 1000
@@ -45,114 +47,141 @@ LARGE_TEST_BATCH = 4096  # if GPU memory allows: many small passes are limited b
 ROOM = 32  # feature maps of 64 channels, of a whole batch, that must fit into GPU memory
 TEST_VALUES = 1000 * 3 * 84 * 84  # most values in a batch: batches of larger images are smaller
 
-
-def never() -> bool:
-    """A ``stop`` function that always returns False."""
-    return False
+Row = Any  # counts of correct predictions by task, or statistics of labels
 
 
-@contextmanager
-def interruptible(model: nn.Module, stop: Callable[[], bool]) -> Iterator[None]:
-    """Raise `StopRequested` before the next layer of a forward pass once ``stop()`` returns True.
-
-    An evaluation batch can take a minute on a CPU; a layer takes a fraction of that. On a GPU the layers of a batch are
-    queued in milliseconds, so it stops between batches. So does a compiled model: hooks would cause a recompilation.
-    """
-    on_gpu = any(parameter.is_cuda for parameter in model.parameters())
-    if stop is never or on_gpu or any(_is_compiled(module) for module in model.modules()):
-        yield
-        return
-    with ExitStack() as hooks:
-        for module in model.modules():
-            hooks.callback(module.register_forward_pre_hook(lambda *_: check_stop(stop)).remove)
-        yield
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _batches(trainer: Trainer, items: Tensor, stop: Callable[[], bool]) -> Iterator[Tensor]:
-    for part in torch.split(items, evaluation_batch(trainer)):
-        check_stop(stop)
-        yield part
-
-
-class CorrectCounts(NamedTuple):
-    """The number of correct predictions on each task.
+@dataclass
+class Measurements:
+    """The measurements of a run so far; saved in every checkpoint.
 
     Attributes:
-        all: Among the outputs that the scenario of the stream allows.
-        within: Among the classes of the task alone (task known); None unless the stream is class-incremental.
+        rows: Rows after each task, by the name of their matrix in the record: ``"matrix"``, for class-incremental
+            streams ``"matrix_task"`` (the task is known), or for multi-label streams ``"labels"``. Names of other
+            moments than those of the settings end in ``"_running"`` or ``"_memory"``.
+        before: Rows before the first task.
+        drift: Distance between running and oracle moments after each task, by layer.
+        seconds: Seconds of training and of evaluation.
+        train_by_task: Seconds of training of each task.
     """
 
-    all: list[int]
-    within: list[int] | None
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    before: dict[str, Row] = field(default_factory=dict)
+    drift: list[dict[str, dict[str, float]]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
+    train_by_task: list[float] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks that were learned and evaluated."""
+        return len(self.rows.get("matrix", self.rows.get("labels", ())))
 
 
-def count_correct(
-    trainers: Sequence[Trainer], tasks: Sequence[int], stop: Callable[[], bool] = never
-) -> list[CorrectCounts]:
-    """Count the correct predictions of each trainer on each of its first tasks.
+def evaluate_ahead(trainer: Trainer, measured: Measurements) -> None:
+    """Evaluate all tasks before the first is learned, if ``evaluate.ahead`` is set."""
+    if trainer.config.evaluate.ahead and not measured.before and not trainer.data.sequence.multi_label:
+        measured.before = count_predictions(trainer, len(trainer.plan.ends))
 
-    The work of all trainers is queued before the first result is copied to the host.
 
-    Args:
-        trainers: The trainers.
-        tasks: The number of tasks to evaluate, for each trainer.
-        stop: Called before each batch and each layer.
+def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
+    """Evaluate after a task. Rows are added when all is measured, so that an interruption leaves no partial ones.
 
     Raises:
-        StopRequested: If ``stop()`` returns True.
+        NonFiniteMomentsError: If moments of the data are not finite.
     """
-    with torch.no_grad():
-        results = [_correct_by_task(trainer, count, stop) for trainer, count in zip(trainers, tasks, strict=True)]
-    return [
-        CorrectCounts(*(counts.tolist() for counts in by_head), *([None] * (2 - len(by_head)))) for by_head in results
-    ]
+    settings = trainer.config.evaluate
+    tasks = len(trainer.plan.ends) if settings.ahead and not trainer.data.sequence.multi_label else task + 1
+    running = count_predictions(trainer, tasks)
+    chosen, beside, drift = running, dict[str, Row](), None
+    if keeps_moments(trainer.model):
+        if settings.moments == "oracle" or settings.drift:
+            with oracle_moments(trainer, task + 1) as done:
+                drift = {
+                    name: {
+                        "mean": float((m.old_mean - m.new_mean).abs().sum()),
+                        "var": float((m.old_var - m.new_var).abs().sum()),
+                    }
+                    for name, m in done.moments.items()
+                }
+                chosen = count_predictions(trainer, tasks) if settings.moments == "oracle" else running
+        if settings.moments == "memory":
+            with memory_moments(trainer, task):
+                chosen = count_predictions(trainer, tasks)
+        elif trainer.memory_moments and trainer.plan.slots:
+            try:
+                with memory_moments(trainer, task):
+                    beside = count_predictions(trainer, tasks)
+            except ValueError:  # such as a memory of one sample, or moments that are not finite
+                beside = {}
+        if settings.moments == "task":
+            trainer.save_moments_of(task)
+            chosen = _count_with_task_moments(trainer, running, task)
+    found = {f"{name}_running": row for name, row in running.items() if chosen[name] is not row}
+    for name, row in (chosen | found | {f"{name}_memory": row for name, row in beside.items()}).items():
+        measured.rows.setdefault(name, []).append(row)
+    if drift is not None:
+        measured.drift.append(drift)
 
 
-def _correct_by_task(trainer: Trainer, tasks: int, stop: Callable[[], bool]) -> list[Tensor]:
-    """Return counts by head, on the device. Test items are ordered by task, and a batch may contain several tasks."""
-    sizes = _test_sizes(trainer)[:tasks]
-    correct = _correct_items(trainer, torch.arange(sum(sizes), device=trainer.device), stop)
-    return [torch.stack([part.sum() for part in torch.split(of_head, sizes)]) for of_head in correct]
+def count_predictions(trainer: Trainer, tasks: int) -> dict[str, Row]:
+    """Evaluate the network as it is on the test samples of the first tasks. Test items are ordered by task."""
+    test, all_tasks = trainer.data.sequence.test, len(trainer.plan.ends)
+    sizes = np.bincount(test.task, minlength=trainer.data.sequence.tasks).tolist()[:tasks]
+    logits = _logits(trainer, torch.arange(sum(sizes), device=trainer.device))
+    padding = [None] * (all_tasks - tasks)
+    if trainer.data.sequence.multi_label:
+        task, label = test.task[: len(logits)], test.label[: len(logits)]
+        scores = np.nan_to_num(logits.cpu().numpy(), nan=float(np.finfo(np.float32).min))  # NaN: a negative prediction
+        own = [LabelStats.of(scores[task == t], label[task == t]).to_json() for t in range(tasks)]
+        return {"labels": {"own": [*own, *padding], "tally": LabelStats.of(scores, label).to_json()}}
+    table = trainer.data.test
+    heads = {"matrix": trainer.head} | ({} if trainer.task_mask is None else {"matrix_task": trainer.task_mask})
+    right = {
+        name: head(logits, table.task[: len(logits)]).argmax(1) == table.label[: len(logits)]
+        for name, head in heads.items()
+    }
+    return {
+        name: [*torch.stack([part.sum() for part in torch.split(of_head, sizes)]).tolist(), *padding]
+        for name, of_head in right.items()
+    }
 
 
-def _test_sizes(trainer: Trainer) -> list[int]:
-    """Return the number of test items of each task."""
-    sizes: list[int] = np.bincount(trainer.data.sequence.test.task, minlength=trainer.data.sequence.tasks).tolist()
-    return sizes
-
-
-def _correct_items(trainer: Trainer, items: Tensor, stop: Callable[[], bool]) -> Tensor:
-    """Return whether the prediction of each test item is correct, of shape (heads, items)."""
-    trainer.model.eval()
-    with interruptible(trainer.model, stop):
-        return torch.cat([_is_correct(trainer, part) for part in _batches(trainer, items, stop)], dim=1)
-
-
-def count_with_task_moments(
-    trainer: Trainer, running: CorrectCounts, task: int, stop: Callable[[], bool] = never
-) -> CorrectCounts:
+def _count_with_task_moments(trainer: Trainer, running: dict[str, Row], task: int) -> dict[str, Row]:
     """Count the correct predictions on earlier tasks again, each with the running moments saved at its end.
 
-    These moments assume that the task is known. In class-incremental streams it is known for ``within`` alone, so
-    ``all`` stays as it is.
-
-    Args:
-        trainer: The trainer, with the saved moments of all earlier tasks.
-        running: The counts with the present running moments, which are those of the last task.
-        task: The task that was learned last.
-        stop: As `count_correct`.
+    These moments assume that the task is known. In class-incremental streams it is known for ``matrix_task`` alone.
     """
-    counts = list(running.all if running.within is None else running.within)
-    sizes = _test_sizes(trainer)
+    name = "matrix_task" if "matrix_task" in running else "matrix"
+    head, table, counts = trainer.task_mask or trainer.head, trainer.data.test, list(running[name])
     for earlier in range(task):
-        items = torch.arange(sizes[earlier], device=trainer.device) + sum(sizes[:earlier])
-        with torch.no_grad(), trainer.using_moments_of(earlier):
-            counts[earlier] = int(_correct_items(trainer, items, stop)[-1].sum())
-    return CorrectCounts(counts, None) if running.within is None else CorrectCounts(running.all, counts)
+        items = torch.nonzero(table.task == earlier).squeeze(1)
+        with trainer.using_moments_of(earlier):
+            logits = _logits(trainer, items)
+        counts[earlier] = int((head(logits, table.task[items]).argmax(1) == table.label[items]).sum())
+    return {**running, name: counts}
+
+
+@torch.no_grad()
+def _logits(trainer: Trainer, items: Tensor) -> Tensor:
+    """Return the logits of test items."""
+    trainer.model.eval()
+    size, may_pad, parts = evaluation_batch(trainer), _may_pad(trainer), []
+    for part in torch.split(items, size):
+        # The number of test items is another one after each task. For every new batch size, the libraries of a GPU
+        # choose and set up the kernels of all layers again, which takes longer than the evaluation.
+        padded = min(size, 1 << (len(part) - 1).bit_length()) if may_pad else len(part)
+        batch = torch.cat([part, part[-1:].expand(padded - len(part))]) if padded > len(part) else part
+        with trainer.autocast():
+            parts.append(trainer.model(trainer.data.test_x(batch))[: len(part)].float())
+    return torch.cat(parts)
+
+
+def _may_pad(trainer: Trainer) -> bool:
+    """Whether batches are padded: on a GPU, if the output of a sample does not depend on the others."""
+    return (
+        trainer.device.type != "cpu"
+        and trainer.has_package_network
+        and all(getattr(module, "running_mean", module) is not None for module in trainer.model.modules())
+    )
 
 
 def evaluation_batch(trainer: Trainer) -> int:
@@ -161,116 +190,44 @@ def evaluation_batch(trainer: Trainer) -> int:
     most = TEST_BATCH
     if trainer.device.type == "cuda":
         memory = torch.cuda.get_device_properties(trainer.device).total_memory
-        map_bytes = 64 * picture[0].numel() * 4
-        most = min(LARGE_TEST_BATCH, max(TEST_BATCH, memory // (ROOM * map_bytes)))
+        most = min(LARGE_TEST_BATCH, max(TEST_BATCH, memory // (ROOM * 64 * picture[0].numel() * 4)))
     return max(1, min(most, TEST_VALUES // picture.numel()))
 
 
-def _logits(trainer: Trainer, items: Tensor) -> Tensor:
-    """Return the logits of test items. If the batch may be padded, its last item is repeated; those logits are dropped.
+class _TrainBatches:
+    """Batches of training images, without augmentation, and their weights; can be iterated repeatedly."""
 
-    The number of test items is another one after each task. For every new batch size, the libraries of a GPU choose
-    and set up the kernels of all layers again, which takes longer than the evaluation.
-    """
-    padding = _padded_size(len(items), evaluation_batch(trainer)) - len(items) if _may_pad(trainer) else 0
-    batch = torch.cat([items, items[-1:].expand(padding)]) if padding else items
-    with trainer.autocast():
-        logits: Tensor = trainer.model(trainer.data.test_x(batch))
-    return logits[: len(items)].float()
-
-
-def _padded_size(count: int, most: int) -> int:
-    """Return the size of a padded batch: a power of two, or the most that a batch may have.
-
-    Example:
-        >>> [_padded_size(count, 3000) for count in (1, 500, 512, 513, 2100, 3000)]
-        [1, 512, 512, 1024, 3000, 3000]
-    """
-    return min(most, 1 << (count - 1).bit_length())
-
-
-def _may_pad(trainer: Trainer) -> bool:
-    """Whether batches are padded: on a GPU, if the output of a sample does not depend on the others."""
-    on_gpu = trainer.device.type != "cpu"
-    return on_gpu and trainer.has_package_network and _normalizes_samples_alone(trainer.model)
-
-
-def _normalizes_samples_alone(model: nn.Module) -> bool:
-    """Whether all norms of the package in a network have running moments or need none; others use those of the batch.
-
-    Example:
-        >>> _normalizes_samples_alone(nn.BatchNorm1d(2)), _normalizes_samples_alone(nn.GroupNorm(1, 2))
-        (True, True)
-        >>> _normalizes_samples_alone(nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)))
-        False
-    """
-    return all(getattr(module, "running_mean", module) is not None for module in model.modules())
-
-
-def _is_correct(trainer: Trainer, items: Tensor) -> Tensor:
-    """Return whether each prediction is correct, of shape (heads, items)."""
-    table = trainer.data.test
-    logits = _logits(trainer, items)
-    task, label = table.task[items], table.label[items]
-    heads = [trainer.head] if trainer.task_mask is None else [trainer.head, trainer.task_mask]
-    return torch.stack([head(logits, task).argmax(1) == label for head in heads])
-
-
-class LabelRow(NamedTuple):
-    """Label counts of a multi-label evaluation.
-
-    Attributes:
-        own: On the test images of each task.
-        tally: On the test images of all tasks together.
-    """
-
-    own: list[LabelStats]
-    tally: LabelStats
-
-
-def count_labels(trainers: Sequence[Trainer], tasks: int, stop: Callable[[], bool] = never) -> list[LabelRow]:
-    """Evaluate the label predictions of each trainer on the test images of the first tasks.
-
-    The work of all trainers is queued before the first result is copied to the host.
-
-    Raises:
-        StopRequested: As `count_correct`.
-    """
-    with torch.no_grad():
-        results = [_label_logits(trainer, tasks, stop) for trainer in trainers]
-    return [_label_row(trainer, logits.cpu().numpy(), tasks) for trainer, logits in zip(trainers, results, strict=True)]
-
-
-def _label_logits(trainer: Trainer, tasks: int, stop: Callable[[], bool]) -> Tensor:
-    """Return logits of shape (items, outputs), on the device. Test items are ordered by task."""
-    trainer.model.eval()
-    items = torch.arange(int((trainer.data.sequence.test.task < tasks).sum()), device=trainer.device)
-    with interruptible(trainer.model, stop):
-        return torch.cat([_logits(trainer, part) for part in _batches(trainer, items, stop)])
-
-
-def _label_row(trainer: Trainer, logits: NDArray[np.float32], tasks: int) -> LabelRow:
-    test = trainer.data.sequence.test
-    task, label = test.task[: len(logits)], test.label[: len(logits)]
-    scores = np.nan_to_num(logits, nan=float(np.finfo(np.float32).min))  # NaN counts as a negative prediction
-    by_task = [LabelStats.of(scores[task == t], label[task == t]) for t in range(tasks)]
-    return LabelRow(by_task, LabelStats.of(scores, label))
-
-
-class TrainBatches:
-    """Batches of the training images of the first tasks, without augmentation; can be iterated repeatedly."""
-
-    def __init__(self, trainer: Trainer, tasks: int, size: int | None = None, stop: Callable[[], bool] = never) -> None:
-        self.trainer, self.size, self.stop = trainer, size or evaluation_batch(trainer), stop
-        self.items = torch.nonzero(trainer.data.train.task < tasks).squeeze(1)
+    def __init__(self, trainer: Trainer, items: Tensor, weights: Tensor | None = None) -> None:
+        self.trainer, self.items, self.size = trainer, items, evaluation_batch(trainer)
+        self.weights = torch.ones(len(items)) if weights is None else weights
 
     def __len__(self) -> int:
         return max(1, -(-len(self.items) // self.size))  # torch.split of no items has one empty part
 
-    def __iter__(self) -> Iterator[Tensor]:
-        for part in torch.split(self.items, self.size):
-            check_stop(self.stop)
-            yield self.trainer.data.train_x(part)
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for part, weights in zip(torch.split(self.items, self.size), torch.split(self.weights, self.size), strict=True):
+            yield self.trainer.data.train_x(part), weights
+
+
+def oracle_moments(trainer: Trainer, tasks: int) -> Reestimated:
+    """Replace running moments by the exact moments of the training data of the first tasks (BN*).
+
+    Leaving the context of the returned object restores the running moments.
+    """
+    items = torch.nonzero(trainer.data.train.task < tasks).squeeze(1)
+    return reestimate(trainer.model, _TrainBatches(trainer, items))
+
+
+def memory_moments(trainer: Trainer, task: int) -> Reestimated:
+    """Replace running moments by the exact moments of the samples in the memory at the end of a task.
+
+    Leaving the context of the returned object restores the running moments.
+    """
+    items = stored_items(trainer.plan, trainer.plan.ends[task])
+    weights = sample_weights(trainer.config, trainer.plan, trainer.data.sequence.train.task[items], task)
+    batches = _TrainBatches(trainer, torch.from_numpy(items).to(trainer.device), torch.from_numpy(weights))
+    plain = trainer.config.evaluate.weights == "plain"
+    return reestimate(trainer.model, batches, weights=None if plain else lambda batch: batch[1])
 
 
 class TaskBatches:
@@ -294,59 +251,53 @@ def classes_of(trainer: Trainer, x: Tensor, task: int) -> Tensor:
     return trainer.head(logits.float(), torch.full((len(x),), task, device=trainer.device)).argmax(1)
 
 
-def oracle_moments(trainer: Trainer, tasks: int, stop: Callable[[], bool] = never) -> Reestimated:
-    """Replace running moments by the exact moments of the training data of the first tasks (BN*).
-
-    Leaving the context of the returned object restores the running moments.
-
-    Raises:
-        StopRequested: As `count_correct`; the running moments are then unchanged.
-    """
-    with interruptible(trainer.model, stop):
-        return reestimate(trainer.model, TrainBatches(trainer, tasks, stop=stop))
+def task_scores(trainer: Trainer, measured: Measurements, task: int) -> TaskScores:
+    """Return the scores after a task, from its rows."""
+    if "labels" in measured.rows:
+        row = measured.rows["labels"][task]
+        own = [None if stats is None else LabelStats.from_json(stats) for stats in row["own"]]
+        return label_scores(own, LabelStats.from_json(row["tally"]))
+    return accuracy_scores(measured.rows["matrix"][task], _test_samples(trainer), task)
 
 
-class MemoryBatches:
-    """Batches of the images in the memory at the end of a task, with their weights; can be iterated repeatedly."""
-
-    def __init__(self, trainer: Trainer, task: int, stop: Callable[[], bool] = never) -> None:
-        self.trainer, self.size, self.stop = trainer, evaluation_batch(trainer), stop
-        items = stored_items(trainer.plan, trainer.plan.ends[task])
-        weights = sample_weights(trainer.config, trainer.plan, trainer.data.sequence.train.task[items], task)
-        self.items, self.weights = torch.from_numpy(items).to(trainer.device), torch.from_numpy(weights)
-
-    def __len__(self) -> int:
-        return max(1, -(-len(self.items) // self.size))  # torch.split of no items has one empty part
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for part, weights in zip(torch.split(self.items, self.size), torch.split(self.weights, self.size), strict=True):
-            check_stop(self.stop)
-            yield self.trainer.data.train_x(part), weights
+def _test_samples(trainer: Trainer) -> list[int]:
+    """Return the number of test samples of each task that is learned."""
+    stream = trainer.data.sequence
+    samples: list[int] = np.bincount(stream.test.task, minlength=stream.tasks)[: len(trainer.plan.ends)].tolist()
+    return samples
 
 
-def memory_moments(trainer: Trainer, task: int, stop: Callable[[], bool] = never) -> Reestimated:
-    """Replace running moments by the exact moments of the samples in the memory at the end of a task.
-
-    Leaving the context of the returned object restores the running moments.
-
-    Raises:
-        StopRequested: As `count_correct`; the running moments are then unchanged.
-    """
-    weights = None if trainer.config.evaluate.weights == "plain" else _weights_of
-    with interruptible(trainer.model, stop):
-        return reestimate(trainer.model, MemoryBatches(trainer, task, stop), weights=weights)
-
-
-def _weights_of(batch: tuple[Tensor, Tensor]) -> Tensor:
-    return batch[1]
-
-
-def drift_of(done: Reestimated) -> dict[str, dict[str, float]]:
-    """Return the L1 distance between running and oracle moments, by layer."""
-    return {
-        name: {
-            "mean": float((m.old_mean - m.new_mean).abs().sum()),
-            "var": float((m.old_var - m.new_var).abs().sum()),
-        }
-        for name, m in done.moments.items()
+def run_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
+    """Return the measured part of a run's record."""
+    results: dict[str, Any] = {}
+    for name, rows in measured.rows.items():
+        if len(rows) < measured.tasks:  # moments could not be estimated, or the run started without them
+            continue
+        if name.startswith("labels"):
+            results[name] = {key: [row[key] for row in rows] for key in ("own", "tally")}
+        else:
+            before = measured.before.get("matrix_task" if name.startswith("matrix_task") else "matrix")
+            results[name] = {"correct": rows, "total": _test_samples(trainer), "before": before}
+    stream, model = trainer.data.sequence, trainer.model
+    if isinstance(stream.source, MultiLabelSource):
+        results["classes"] = {"names": list(stream.source.class_names), "groups": list(stream.source.class_groups)}
+        results["census"] = take_census(trainer.plan, stream).to_json()
+    results |= {
+        "drift": {"by_task": measured.drift},
+        "seconds": {**measured.seconds, "train_by_task": measured.train_by_task},
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "task_ends": list(trainer.plan.ends),  # steps, for logs that are made of records
+        "norms": count_norms(model),
     }
+    if shares := [module.corrected_share() for module in model.modules() if isinstance(module, BatchRenormBase)]:
+        results["renorm"] = {"corrected_share": fmean(shares)}
+    if len(trainer.plan.ends) < stream.tasks:
+        results["reached"] = {"tasks": len(trainer.plan.ends), "of": stream.tasks}
+    if trainer.config.norm.groups == "auto":
+        results["norm_groups"] = _groups_of_layers(model)
+    return results
+
+
+def _groups_of_layers(model: nn.Module) -> dict[str, int]:
+    groups = {name: getattr(module, "num_groups", None) for name, module in model.named_modules()}
+    return {name: number for name, number in groups.items() if isinstance(number, int)}

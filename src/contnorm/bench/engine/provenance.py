@@ -1,44 +1,139 @@
-"""The provenance of results: versions, device, data, and the git commit of the package."""
+"""What the results of a run depend on besides its settings: numerics, versions, device, data, and the git commit."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import contnorm
-from contnorm.bench.components import components_of
-from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.components import components_of, is_user_code
+from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.registry import Source
-from contnorm.bench.engine.job import RunEnvironment
-from contnorm.bench.engine.precision import cn_kernel, cpu_instructions, device_name
+from contnorm.bench.engine.run import Run
+from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
+from contnorm.kernels.cpp.library import unavailable_reason
 from contnorm.kernels.triton.convolution.table import EMPTY, ConvolutionTable
-from contnorm.plugins import BUILT_IN, Origin
+from contnorm.plugins import BUILT_IN
 from contnorm.registry import NORMS
 
-__all__ = ["built_commit", "commit_of", "package_commit", "provenance"]
+__all__ = [
+    "built_commit",
+    "cn_kernel",
+    "commit_of",
+    "cpu_instructions",
+    "current_device",
+    "device_name",
+    "numerics",
+    "package_commit",
+    "provenance",
+]
+
+_one_thread_at_a_time = threading.RLock()
+
+
+@contextmanager
+def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
+    """Set the precision and determinism of torch for a run; all settings are restored afterwards.
+
+    The number of threads determines the order of sums, so it is fixed for each run on a CPU. The results then do not
+    depend on other runs that are executed at the same time in other processes. All of this is global in a process, so
+    runs of several Python threads take turns.
+
+    Args:
+        config: The training settings.
+        threads: CPU threads of the run.
+    """
+    with _one_thread_at_a_time:
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        deterministic: Any = torch.utils.deterministic
+        old = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+        old_threads, old_deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+        old_fill = deterministic.fill_uninitialized_memory
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        try:
+            torch.set_num_threads(threads)
+            matmul.allow_tf32 = cudnn.allow_tf32 = config.precision != "fp32"
+            cudnn.deterministic, cudnn.benchmark = config.deterministic, False
+            # Not torch.use_deterministic_algorithms: it also imports torch's compiler, which takes seconds.
+            torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
+            # Deterministic mode fills every new tensor before use: half of all kernels of a step, without any effect.
+            deterministic.fill_uninitialized_memory = False
+            yield
+        finally:
+            torch.set_num_threads(old_threads)
+            matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = old
+            torch.set_deterministic_debug_mode(old_deterministic)
+            deterministic.fill_uninitialized_memory = old_fill
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one, on which streams, graphs and kernels are created; nothing to do for a CPU."""
+    return nullcontext() if device.index is None else torch.cuda.device(device)
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the GPU or CPU. Results depend on it slightly, times strongly."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
+
+
+def cpu_instructions() -> str:
+    """Return the instruction set that torch uses on this CPU, such as AVX2; the order of sums depends on it."""
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def cn_kernel(config: RunConfig) -> str | None:
+    """Return the kernel of continual normalization on a CPU: ``cpp``, or ``torch`` if it can't be compiled here.
+
+    The bits of a run depend on it. A kernel that the settings or ``CONTNORM_KERNEL`` name is returned as it is. None if
+    the run can't have such layers; a norm or network of the user may have them.
+    """
+    own_code = is_user_code(config.norm.name) or is_user_code(config.model.name)
+    if not own_code and (config.norm.name != "cn" or config.norm.layers != "ours"):
+        return None
+    named = dict(config.norm.options).get("kernel") or os.environ.get(KERNEL_VARIABLE) or "auto"
+    if named != "auto":
+        return str(named)
+    return "cpp" if unavailable_reason() is None else "torch"
 
 
 def provenance(
-    config: RunConfig, source: Source, environment: RunEnvironment, convolutions: ConvolutionTable = EMPTY
+    run: Run, source: Source, device: torch.device, convolutions: ConvolutionTable = EMPTY
 ) -> dict[str, Any]:
     """Return what the results depend on besides the settings: versions, device, precision, data and commit.
 
     Args:
-        config: The settings.
+        run: The run.
         source: The data set.
-        environment: Where the run is executed.
+        device: The device it is executed on.
         convolutions: The table of convolution kernels of the run.
     """
-    device, model = environment.device, environment.objects.get(config.model.name)
-    shared_weights = model is not None and isinstance(model.value, torch.nn.Module)
+    config, on_cpu, details = run.config, dict[str, str](), dict[str, Any]()
+    parts = components_of(config)
+    origins = [part.origin for part in parts] + ([NORMS[config.norm.name].origin] if config.norm.name in NORMS else [])
+    if device.type == "cpu":
+        kernel = cn_kernel(config)
+        on_cpu = {"instructions": cpu_instructions(), **({} if kernel is None else {"cn_kernel": kernel})}
+    if isinstance(source, MultiLabelSource):  # how much of a published data set was present
+        images = len(source.train_images) + len(source.test_images)
+        counts = {"published_images": source.published_images, "missing_images": source.missing_images}
+        details = {"images": images, **counts}
+    else:
+        details = dict(source.details)
+    shared_weights = any(part.kind == "model" and isinstance(part.target, nn.Module) for part in parts)
     return {
         **({"initial_weights": "those of the given module, for all seeds"} if shared_weights else {}),
         "versions": {
@@ -46,42 +141,20 @@ def provenance(
             "torch": torch.__version__,
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
-            **{origin.package: origin.version for origin in _plugins(config)},
+            **{origin.package: origin.version for origin in origins if origin.package and origin != BUILT_IN},
         },
         "device": {
             "kind": device.type,
             "name": device_name(device),
             "threads": torch.get_num_threads(),
-            **(_cpu(config) if device.type == "cpu" else {}),
+            **on_cpu,
         },
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
         **({"convolutions": convolutions.digest} if convolutions else {}),
-        "source": {"name": source.name, "fingerprint": source.fingerprint, **_source_details(source)},
+        "source": {"name": source.name, "fingerprint": source.fingerprint, **details},
         "commit": package_commit(),
     }
-
-
-def _cpu(config: RunConfig) -> dict[str, str]:
-    """Return what the bits of a run on a CPU depend on besides its threads."""
-    kernel = cn_kernel(config)
-    return {"instructions": cpu_instructions(), **({} if kernel is None else {"cn_kernel": kernel})}
-
-
-def _plugins(config: RunConfig) -> list[Origin]:
-    """Return the installed packages that have added components of a run."""
-    origins = [component.origin for component in components_of(config.as_dict())]
-    if config.norm.name in NORMS:
-        origins.append(NORMS[config.norm.name].origin)
-    return [origin for origin in origins if origin.package and origin != BUILT_IN]
-
-
-def _source_details(source: Source) -> dict[str, Any]:
-    """Return how much of a published data set was present, and how it was split and decoded."""
-    if not isinstance(source, MultiLabelSource):
-        return dict(source.details)
-    images = len(source.train_images) + len(source.test_images)
-    return {"images": images, "published_images": source.published_images, "missing_images": source.missing_images}
 
 
 @cache
@@ -95,19 +168,9 @@ def package_commit() -> str | None:
 
 
 def built_commit(package: Path) -> str | None:
-    """Return the commit that the build of a package has written to its folder; None if there is none.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> built_commit(folder) is None
-        True
-        >>> _ = (folder / "COMMIT").write_text("0123456789ab\\n")
-        >>> built_commit(folder)
-        '0123456789ab'
-    """
-    with suppress(OSError, UnicodeDecodeError):
-        return (package / "COMMIT").read_text(encoding="utf-8").strip() or None
+    """Return the commit that the build of a package has written to its folder; None if there is none."""
+    with suppress(OSError):
+        return (package / "COMMIT").read_text().strip() or None
     return None
 
 
@@ -116,30 +179,18 @@ def commit_of(file: Path) -> str | None:
 
     A repository may contain a file without tracking it, such as a project with a virtual environment inside. Its commit
     says nothing about the file.
-
-    Example:
-        >>> import tempfile
-        >>> commit_of(Path(tempfile.mkdtemp()) / "module.py") is None
-        True
     """
-    if _git(file.parent, "ls-files", "--error-unmatch", "--", file.name) is None:
-        return None
-    return _git(file.parent, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of a git command in a folder; None if it fails, or git is not installed."""
     # Variables such as GIT_DIR, which git sets for hooks, could point to another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        result = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-            env=environment,
-        )
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None
-    return result.stdout.strip()
+    described = None
+    for arguments in (
+        ("ls-files", "--error-unmatch", "--", file.name),
+        ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"),
+    ):
+        try:
+            command = ["git", "-C", str(file.parent), *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=environment)
+        except (OSError, subprocess.SubprocessError):  # git is not installed, or no repository tracks the file
+            return None
+        described = done.stdout.strip()
+    return described

@@ -9,8 +9,7 @@ from torch import Tensor
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.plan import Plan
-from contnorm.bench.strategies.base import Strategy
-from contnorm.bench.strategies.tasks import TaskInfo
+from contnorm.bench.strategies.base import Strategy, TaskInfo
 from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.errors import UserError
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source
-from contnorm.bench.engine.code_state import UNREADABLE, CodeState, isolate_modules, register_modules
 from contnorm.bench.engine.convolutions import choose_table, progress_of_table, stored_table
 from contnorm.bench.engine.global_generators import seeded_generators
 from contnorm.bench.engine.norm_hooks import NormHooks
@@ -30,16 +29,12 @@ from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_ste
 from contnorm.bench.engine.strategy_hooks import TASK_HOOKS, check_hooks, hooks_of, task_info, task_items
 from contnorm.bench.engine.user_components import UserComponents
 from contnorm.bench.models.build import MODELS, build_model
-from contnorm.bench.models.weight_draws import WeightDraws
 from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
-from contnorm.bench.strategies.base import Batch, OutputMask, tagged_passes
+from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, tagged_passes
 from contnorm.bench.strategies.build import build_strategy, check_loss
-from contnorm.bench.strategies.state import UnsupportedStateError, join_state, same_split, split_state
-from contnorm.bench.strategies.tasks import TaskData
 from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.transforms import DeviceStream
-from contnorm.bench.user_code import is_user_code
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.side_stream import SideStream, side_stream_gradients
@@ -63,7 +58,6 @@ class Trainer:
         plans: A cache of plans, to share with other trainers. Default: a new one.
         any_norm: Whether user-defined networks may have other norms than the settings name. For trainers that are not
             recorded.
-        draws: Draws of initial weights, to share with other trainers. Default: none are shared.
         memory_moments: Whether to evaluate with the moments of the replay memory too, beside those of the settings.
     """
 
@@ -76,31 +70,25 @@ class Trainer:
         pictures: DeviceImages | None = None,
         plans: PlanCache | None = None,
         any_norm: bool = False,
-        draws: WeightDraws | None = None,
         memory_moments: bool = False,
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
         self.memory_moments = memory_moments
         self.user_code = UserComponents(config, seed, device)
-        self.has_user_strategy = "strategy" in self.user_code.kinds
-        self.has_user_model = bool(self.user_code.kinds & {"model", "norm"})
-        self.has_user_code = bool(self.user_code.kinds)
+        self.has_user_strategy = "strategy" in self.user_code.parts
+        self.has_user_model = bool(self.user_code.parts.keys() & {"model", "norm"})
+        self.has_user_code = bool(self.user_code.parts)
         self.has_package_network = config.model.name in MODELS and not self.has_user_model  # with a norm of the package
-        if self.has_user_code or is_user_code(config.memory.kind):
-            isolate_modules()
         plans = plans or PlanCache(source)
         with self.user_code.seeded("strategy"):
             self.strategy = build_strategy(config.strategy)
-        self.user_code.keep_modules("strategy")
         self._hooks = hooks_of(self.strategy)
         stream, self.plan = plans.of(config, seed, self.strategy.draws)
         self.data = DeviceStream(stream, device, pictures)
         self.head = OutputMask(self.data.competing)
         self.task_mask = self._task_mask()
-        self.model, self.norm_hooks = self._fresh_model(plans, any_norm, draws)
+        self.model, self.norm_hooks = self._fresh_model(plans, any_norm)
         self.feed = self._feed()
-        for kind in ("model", "norm"):
-            self.user_code.keep_modules(kind)
         check_hooks(config, stream, self.strategy, self.norm_hooks)
         check_moment_settings(self.model, config, self.plan, stream)
         self._tags_batches = self.norm_hooks.need_tags or self.has_user_strategy
@@ -115,25 +103,17 @@ class Trainer:
         self.hooks_done = 0  # calls at task boundaries: the start and the end of each task
         self._rows: tuple[int, int, StepTable] | None = None  # first and end step of rows on the device
         self._replayed: dict[tuple[int, ...], tuple[Tensor, ...]] = {}  # by sizes of a step
-        self._restored: dict[str, Any] | None = None  # the progress that the strategy was restored to, before `load`
-        self.fresh_code_state: CodeState = {}  # of user code when it was loaded
-        self._setup_strategy()
-        if self.has_user_code:
-            self.fresh_code_state = self.code_state()
-            register_modules()
-
-    def _setup_strategy(self) -> None:
-        """Give the strategy the network, and let it create its tensors."""
-        self.strategy.model, self.strategy.head, self.strategy.device = self.model, self.head, self.device
         with self.user_code.seeded("strategy setup"), self.user_code.errors("in setup()"):
-            self.strategy.setup()
+            self.strategy.attach(self.model, self.head, self.device)
+        self._check_strategy_state()
 
-    def restart_strategy(self) -> None:
-        """Replace the strategy by a new one, after its state could not be restored. The network must be unchanged."""
-        with self.user_code.seeded("strategy"):
-            self.strategy = build_strategy(self.config.strategy)
-        self._restored = None
-        self._setup_strategy()
+    def _check_strategy_state(self) -> None:
+        wrong = next((name for name, t in self.strategy.state_dict().items() if not isinstance(t, Tensor)), None)
+        if wrong is not None:
+            raise UserCodeError(
+                f"strategy {self.config.strategy.name!r}: {wrong} in its state_dict() is no tensor, so a checkpoint "
+                f"can't contain it."
+            )
 
     @property
     def has_task_hooks(self) -> bool:
@@ -164,13 +144,12 @@ class Trainer:
         images: NDArray[np.int64] = self.data.sequence.train.image[np.concatenate([step.stream, *step.replay])]
         return images
 
-    def _fresh_model(self, plans: PlanCache, any_norm: bool, draws: WeightDraws | None) -> tuple[nn.Module, NormHooks]:
+    def _fresh_model(self, plans: PlanCache, any_norm: bool) -> tuple[nn.Module, NormHooks]:
         """Return the network and the hooks of its layers; adds the extra draw that they request to the plan."""
         stream = self.data.sequence
         shape = stream.source.train_images.shape[1:]
         with seeded_generators(seed_for(self.seed, "init"), torch.device("cpu")):
-            with nullcontext() if draws is None or self.has_user_model else draws:
-                model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
+            model = build_model(self.config.model, self.config.norm, shape, stream.outputs, len(self.plan.steps))
             hooks = NormHooks(model, self.config.norm.name)
             if hooks.extra_draw is not None:
                 _, self.plan = plans.of(self.config, self.seed, self.strategy.draws, hooks.extra_draw)
@@ -302,7 +281,7 @@ class Trainer:
             with torch.no_grad(), batch_tags(tags):
                 network(extra.x)
         try:
-            answer = self.strategy.loss(network, self.head, stream, replay)
+            answer = self.strategy.loss(network, self.head, stream, *replay)
         except Exception as error:
             if self.norm_hooks.need_tags and tagged_passes() == tagged and not isinstance(error, UserError):
                 raise self._no_tags() from error
@@ -437,7 +416,7 @@ class Trainer:
         model = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         of_optimizer = optimizer_state(self.optimizer, self.model)
         optimizer = {f"optimizer.{name}": tensor for name, tensor in of_optimizer.items()}
-        strategy = {f"strategy.{name}": tensor for name, tensor in self._strategy_state()[0].items()}
+        strategy = {f"strategy.{name}": tensor for name, tensor in self.strategy.state_dict().items()}
         moments = {f"moments.{task}.{name}": t for task, of in self.task_moments.items() for name, t in of.items()}
         return {**model, **optimizer, "memory.logits": self.logits[:-1], **strategy, **moments}
 
@@ -446,70 +425,21 @@ class Trainer:
         progress: dict[str, Any] = {"done": self.done, **progress_of_table(self.convolutions)}
         if self.has_task_hooks:
             progress["hooks"] = self.hooks_done
-        values = self._strategy_state()[1]
-        if values != {"dict": []}:
-            progress["strategy"] = values
         return progress
-
-    def _strategy_state(self) -> tuple[dict[str, Tensor], Any]:
-        """Return the state of the strategy, split into tensors and JSON values."""
-        try:
-            return split_state(self._saved_attributes())
-        except UnsupportedStateError as error:
-            raise UserCodeError(
-                f"strategy {self.config.strategy.name!r}: {error} in its state_dict(), which a checkpoint can't "
-                f"contain. Use tensors, numbers, texts, True, False, None, and dictionaries, lists and tuples of them."
-            ) from error
-
-    def _saved_attributes(self) -> dict[str, Any]:
-        with self.user_code.errors("in state_dict()"):
-            state = self.strategy.state_dict()
-        if not isinstance(state, dict):
-            raise UserCodeError(
-                f"strategy {self.config.strategy.name!r}: its state_dict() must return a dictionary, not an object of "
-                f"type {type(state).__name__}."
-            )
-        return state
-
-    def code_state(self) -> CodeState:
-        """Return digests of the state that user code has outside of `state`; empty without user code."""
-        saved: dict[str, Any] = {}
-        if self.has_user_strategy:
-            self._strategy_state()  # reports values that can't be saved
-            saved = self._saved_attributes()
-        return self.user_code.state(self.strategy, self.head, self.model, saved)
-
-    def code_changes(self) -> list[str]:
-        """Return the names of user-code state outside of `state` that has changed since the code was loaded."""
-        return _differences(self.fresh_code_state, self.code_state())
-
-    def step_state(self) -> CodeState:
-        """Return what no captured step may change: user-code state in Python, and which tensors hold the state.
-
-        A replay of a captured step changes the values of the same tensors again, but executes no Python.
-        """
-        if not self.has_user_code:
-            return {}
-        return {**self.code_state(), **self.user_code.step_state(self.model, self._saved_attributes())}
-
-    def step_changes(self, before: CodeState) -> list[str]:
-        """Return the names of what steps have changed and captured steps can't change."""
-        return _differences(before, self.step_state())
 
     def load(self, state: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Resume from a saved `state` and `progress`."""
         self.convolutions = stored_table(progress, self.device)
-        model, optimizer = (
+        model, optimizer, strategy = (
             {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
-            for prefix in ("model.", "optimizer.")
+            for prefix in ("model.", "optimizer.", "strategy.")
         )
         self.model.load_state_dict(model)
         load_optimizer_state(self.optimizer, self.model, optimizer)
         self.logits[:-1].copy_(state["memory.logits"])
         self._load_task_moments(state)
-        if self._restored != progress:
-            self.load_strategy(state, progress)
-        self._restored = None
+        with self.user_code.errors("in load_state_dict()"):
+            self.strategy.load_state_dict(strategy)
         self.done, self.hooks_done = progress["done"], progress.get("hooks", 0)
 
     def _load_task_moments(self, state: dict[str, Tensor]) -> None:
@@ -518,22 +448,3 @@ class Trainer:
             if key.startswith("moments."):
                 _, task, name = key.split(".", 2)
                 self.task_moments.setdefault(int(task), {})[name] = tensor.to(self.device)
-
-    def load_strategy(self, state: dict[str, Tensor], progress: dict[str, Any]) -> bool:
-        """Restore the state of the strategy alone; returns whether it now has the state that was saved.
-
-        A user's ``load_state_dict`` may be usable once only: a state that was restored already is not loaded again.
-        """
-        if "strategy" not in progress or self._restored == progress:
-            return True
-        tensors = {name.removeprefix("strategy."): t for name, t in state.items() if name.startswith("strategy.")}
-        saved = join_state(progress["strategy"], tensors, self.device)
-        with self.user_code.errors("in load_state_dict()"):
-            self.strategy.load_state_dict(saved)
-        restored = same_split(self._strategy_state(), (tensors, progress["strategy"]))
-        self._restored = progress if restored else None
-        return restored
-
-
-def _differences(before: CodeState, now: CodeState) -> list[str]:
-    return [name for name in {**before, **now} if now.get(name) != before.get(name) or now[name] == UNREADABLE]

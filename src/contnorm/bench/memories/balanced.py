@@ -36,6 +36,7 @@ class BalancedReservoir(Memory):
     """
 
     name: ClassVar[str] = "balanced"
+    summary: ClassVar[str] = "an equal share for each class, and a uniform sample of each"
     supports_multi_label: ClassVar[bool] = False
 
     def setup(self) -> None:

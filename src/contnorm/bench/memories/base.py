@@ -67,6 +67,7 @@ class Memory:
 
     Attributes:
         name: Name of a memory of this package; empty for others.
+        summary: Its one-line description for listings.
         multi_hot: Whether ``offer`` gets rows of 0 and 1, also on streams with one label per sample.
         supports_multi_label: Whether the memory works on streams whose samples have several labels.
         size: The setting ``memory.size``.
@@ -89,6 +90,7 @@ class Memory:
     """
 
     name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
     multi_hot: ClassVar[bool] = False
     supports_multi_label: ClassVar[bool] = True
     _is_of_package: ClassVar[bool] = False  # its ``offer`` returns new and valid slots
@@ -100,6 +102,8 @@ class Memory:
         cls._is_of_package = cls.__module__.rpartition(".")[0] == __package__
         if cls.offer is not Memory.offer and _RECORDED not in vars(cls.offer):  # its own, or of a mixin
             cls.offer = _recorded(cls.offer)  # type: ignore[method-assign, assignment]
+        if "readable" in vars(cls):
+            cls.readable = _checked(cls.readable)  # type: ignore[method-assign]
 
     def __init__(self, size: int, **settings: Any) -> None:
         declared = getattr(type(self), "Settings", None)
@@ -195,6 +199,22 @@ def _recorded(offer: Offer) -> Offer:
 
     vars(checked_offer)[_RECORDED] = True
     return checked_offer
+
+
+def _checked(readable: Callable[..., Slots]) -> Callable[..., Slots]:
+    """Wrap the ``readable`` of a subclass: check that the slots can be replayed."""
+
+    @functools.wraps(readable)
+    def checked_readable(self: Memory, before_task: int | None = None) -> Slots:
+        slots = checked_slots(readable(self, before_task), self.capacity, "readable()", 0)
+        if not np.isin(slots, Memory.readable(self, before_task)).all() or len(np.unique(slots)) < len(slots):
+            raise SlotError(
+                f"readable(before_task={before_task}) returned {slots.tolist()}. Return each slot once, and only slots "
+                f"of super().readable(before_task)."
+            )
+        return slots
+
+    return checked_readable
 
 
 def checked_slots(returned: object, capacity: int, call: str, lowest: int) -> Slots:

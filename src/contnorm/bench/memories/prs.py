@@ -43,6 +43,7 @@ class PartitioningReservoir(Memory):
     """
 
     name: ClassVar[str] = "prs"
+    summary: ClassVar[str] = "a share for each label, by a power of its frequency (memory.rho)"
     multi_hot: ClassVar[bool] = True
 
     def __init__(

@@ -32,6 +32,7 @@ class Reservoir(Memory):
     """
 
     name: ClassVar[str] = "reservoir"
+    summary: ClassVar[str] = "every sample seen so far with the same probability"
 
     def __init__(self, capacity: int, generator: np.random.Generator | None = None) -> None:
         if capacity < 1:

@@ -35,6 +35,7 @@ class Ring(Memory):
     """
 
     name: ClassVar[str] = "ring"
+    summary: ClassVar[str] = "the newest samples of each task, or of each class (memory.per)"
     supports_multi_label: ClassVar[bool] = False
 
     def __init__(self, size: int, rings: int | None = None, per: Literal["task", "class"] = "task") -> None:

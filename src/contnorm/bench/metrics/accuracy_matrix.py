@@ -23,11 +23,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 __all__ = [
     "FORGETTING",
+    "MAIN_SCORES",
     "SCORES",
+    "SCORE_TITLES",
     "AccuracyMatrix",
     "acc_so_far",
     "average_accuracy",
@@ -40,23 +42,6 @@ __all__ = [
 ]
 
 Row = Sequence[int | None]
-
-
-class Accuracies(Protocol):
-    """Accuracies ``at(row, task)`` on each task after learning each task."""
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks."""
-
-    def at(self, row: int, task: int) -> float:
-        """Return the accuracy on a task after learning task ``row``; raises `ValueError` if it was not measured."""
-
-    def at_or_zero(self, row: int, task: int) -> float:
-        """Return the accuracy, or 0 if it was not measured."""
-
-    def untrained(self) -> list[float]:
-        """Return the accuracies of the untrained network; raises `ValueError` if they were not measured."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +137,7 @@ def acc_so_far(m: Accuracies) -> list[float]:
 
 
 def aia(m: Accuracies) -> float:
-    """Average incremental accuracy: the mean over time of the mean accuracy on the tasks so far."""
+    """Mean over the stream (average incremental accuracy): the mean over time of the accuracy on the tasks so far."""
     return fmean(acc_so_far(m))
 
 
@@ -213,8 +198,13 @@ def _mean(values: Iterable[float]) -> float:
 
 SCORES: dict[str, Callable[[Accuracies], float]] = {
     function.__name__: function
-    for function in (acc, fm, la, fm_ctn, fm_facil, fm_mammoth, fm_raptor, fm_first, bwt, fwt, aia)
+    for function in (acc, aia, fm, la, fm_ctn, fm_facil, fm_mammoth, fm_raptor, fm_first, bwt, fwt)
 }
+
+MAIN_SCORES = ("acc", "aia", "fm", "la")  # those of every table
+SCORE_TITLES = {"acc": "ACC", "aia": "mean over the stream", "fm": "FM", "la": "LA", "bwt": "BWT", "fwt": "FWT"}
+SCORE_TITLES |= {"c_f1": "C-F1", "o_f1": "O-F1", "map": "mAP", "fm_c_f1": "FM C-F1", "fm_o_f1": "FM O-F1"}
+SCORE_TITLES |= {"fm_map": "FM mAP"}
 
 
 def score(matrix: AccuracyMatrix, name: str) -> float:
@@ -243,25 +233,13 @@ FORGETTING: dict[str, Callable[[Accuracies], float]] = {
 class _PlainAccuracies:
     """Accuracies from nested sequences or an array: None and NaN are missing, and so are the ends of short rows."""
 
-    def __init__(self, matrix: Iterable[Iterable[Any]], untrained: Iterable[Any] | None) -> None:
-        try:
-            rows = [[_accuracy(value) for value in row] for row in matrix]
-        except TypeError as error:
-            raise ValueError(
-                "accuracies: expected a (tasks, tasks) matrix of numbers, such as [[90.0], [60.0, 80.0]], got "
-                f"{str(matrix)[:60]!r}."
-            ) from error
+    def __init__(self, matrix: Iterable[Iterable[Any]], before: Iterable[Any] | None) -> None:
+        rows = [[_accuracy(value) for value in row] for row in matrix]
         self.tasks = len(rows)
         if not rows or any(len(row) > self.tasks for row in rows):
-            shape = f"{self.tasks} rows of {sorted({len(row) for row in rows})} values"
-            raise ValueError(f"accuracies: expected a (tasks, tasks) matrix, got {shape}.")
+            raise ValueError(f"accuracies: expected a (tasks, tasks) matrix, got rows of {[len(row) for row in rows]}.")
         self._rows = [row + [None] * (self.tasks - len(row)) for row in rows]
-        try:
-            self._untrained = None if untrained is None else [_accuracy(value) for value in untrained]
-        except TypeError as error:
-            raise ValueError(f"untrained: expected {self.tasks} accuracies, got {str(untrained)[:60]!r}.") from error
-        if self._untrained is not None and len(self._untrained) != self.tasks:
-            raise ValueError(f"untrained: expected {self.tasks} accuracies, got {len(self._untrained)}.")
+        self._before = [_accuracy(value) for value in (() if before is None else before)]
 
     def at(self, row: int, task: int) -> float:
         value = self._rows[row][task]
@@ -273,36 +251,27 @@ class _PlainAccuracies:
         return self._rows[row][task] or 0.0
 
     def untrained(self) -> list[float]:
-        values = [] if self._untrained is None else [value for value in self._untrained if value is not None]
+        values = [value for value in self._before if value is not None]
         if len(values) != self.tasks:
             raise ValueError("untrained: forward transfer needs the accuracy of the untrained network on every task.")
         return values
 
 
+Accuracies = AccuracyMatrix | _PlainAccuracies
+Matrix = AccuracyMatrix | Iterable[Iterable[Any]]
+
+
 def _accuracy(value: Any) -> float | None:
-    if isinstance(value, str):
-        raise ValueError(f"accuracies: {value!r} is not an accuracy. Use numbers.")
     number = None if value is None else float(value)
     if number is None or isnan(number):
         return None
     if not 0 <= number <= 100:
-        raise ValueError(
-            f"accuracies: {number} is not an accuracy. Use values from 0 to 100, or fractions from 0 to 1."
-        )
+        raise ValueError(f"accuracies: {number} is not from 0 to 100, nor a fraction from 0 to 1.")
     return number
 
 
-Matrix = AccuracyMatrix | Iterable[Iterable[Any]]
-
-
 def _accuracies(matrix: Matrix, untrained: Iterable[Any] | None = None) -> Accuracies:
-    if isinstance(matrix, AccuracyMatrix):
-        if untrained is not None:
-            raise ValueError("untrained: an AccuracyMatrix has these counts itself, as `before`.")
-        return matrix
-    if getattr(matrix, "ndim", 2) != 2:
-        raise ValueError(f"matrix has {getattr(matrix, 'ndim', 2)} dimensions. Use one matrix, as result.accuracy[0].")
-    return _PlainAccuracies(matrix, untrained)
+    return matrix if isinstance(matrix, AccuracyMatrix) else _PlainAccuracies(matrix, untrained)
 
 
 def average_accuracy(matrix: Matrix) -> float:
@@ -341,7 +310,7 @@ def learning_accuracy(matrix: Matrix) -> float:
 
 
 def average_incremental_accuracy(matrix: Matrix) -> float:
-    """Average incremental accuracy: mean, over all rows, of the mean accuracy on the tasks learned so far.
+    """Mean over the stream: mean, over all rows, of the mean accuracy on the tasks learned so far.
 
     Args:
         matrix: (tasks, tasks) accuracies; see `average_accuracy`.
@@ -380,7 +349,7 @@ def forgetting(matrix: Matrix, definition: str = "paper") -> float:
         >>> {name: forgetting(matrix, name) for name in ("paper", "max", "after_learning")}
         {'paper': 12.5, 'max': 15.0, 'after_learning': 7.5}
     """
-    if not isinstance(definition, str) or definition not in FORGETTING:
+    if definition not in FORGETTING:
         raise ValueError(f"forgetting: unknown definition {definition!r}. Use one of {', '.join(FORGETTING)}.")
     return FORGETTING[definition](_accuracies(matrix))
 

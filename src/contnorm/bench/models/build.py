@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import copy
 import inspect
-from dataclasses import replace
+from collections.abc import Callable
 from math import prod
-from typing import cast
 
-import torch
 from torch import nn
 
-from contnorm.bench.components import components
+from contnorm.bench.components import components, is_user_code, load_component, user_code_error
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.mlp import MLP
 from contnorm.bench.models.norm_layers import (
     PART,
     count_norms,
-    is_marked,
     mark_layer,
     mark_norms,
     norm_maker,
@@ -27,13 +24,9 @@ from contnorm.bench.models.norm_layers import (
 from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
 from contnorm.bench.models.user_norms import find_run_norm
-from contnorm.bench.user_code import is_user_code, load_user_code, user_code_error
-from contnorm.checks import GroupsError, nearest_groups
 from contnorm.convert.conversion import convert_norm
-from contnorm.convert.standardization import standardize_convolutions
-from contnorm.errors import UserCodeError, UserError, unknown
-from contnorm.norm_entry import NormEntry
-from contnorm.registry import find_norm, numbered_name
+from contnorm.errors import GroupsError, UserError, unknown
+from contnorm.norms.weight_standardization import standardize_convolutions
 
 __all__ = ["MODELS", "build_model"]
 
@@ -49,8 +42,9 @@ def build_model(
     shape of an image, the number of outputs, and a function ``norm(channels)`` that creates the run's 2d norm.
     """
     network = _initialized(config, norm, shape, outputs, total_steps)
-    if not is_user_code(config.name) and find_run_norm(norm)[0].standardizes_weights:
-        standardize_convolutions(network)
+    if find_run_norm(norm)[0].standardizes_weights:
+        eps = dict(norm.options).get("weight_eps", 1e-6)
+        standardize_convolutions(network, float(eps))  # type: ignore[arg-type]
     if config.weights is not None:
         load_pretrained(network, config)
     return network
@@ -61,7 +55,7 @@ def _initialized(
 ) -> nn.Module:
     try:
         if is_user_code(config.name):
-            return _user_model(config.name, norm, shape, outputs, total_steps)
+            return _user_model(config, norm, shape, outputs, total_steps)
         if config.name == "mlp":
             return MLP(prod(shape), outputs, config.width, norm_maker(norm, 1, total_steps))
         if config.name in ("resnet18", *DEPTHS) and len(shape) != 3:
@@ -75,146 +69,68 @@ def _initialized(
             maker = norm_maker(norm, 2, total_steps)
             return DeepResNet(config.name, shape[0], outputs, config.width, maker, config.stem)
     except GroupsError as error:
-        widths = _grouped_widths(config, norm, shape, outputs, total_steps) or [error.channels]
-        suggestion = nearest_groups(widths, error.num_groups)
-        raise UserError(f"model {config.name!r}: {_groups_message(norm, error, suggestion)}") from error
+        raise _groups_error(config.name, norm, error) from error
     except ValueError as error:  # an unknown norm, or a setting that the norm does not accept
         raise UserError(str(error)) from error
-    except RuntimeError as error:
-        if "allocate memory" not in str(error):
-            raise
-        raise UserError(
-            f"model.width={config.width}: a {config.name} of this width does not fit into memory. Use a smaller width."
-        ) from error
     known = [component.name for component in components("model")]
     raise unknown("model", config.name, [*MODELS, *known, "path/to/file.py:make"])
 
 
-def _groups_message(norm: NormConfig, error: GroupsError, suggestion: int) -> str:
-    """Message about a number of groups that does not divide the channels, with the setting to change."""
-    if is_user_code(norm.name):
-        return (
-            f"norm {norm.name!r}: num_groups={error.num_groups} does not divide the {error.channels} channels of a "
-            f"layer. Use norm.groups={suggestion}, or norm.groups=auto."
-        )
-    spec = find_norm(norm.name)[0]
-    requested, possible = numbered_name(spec, error.num_groups), numbered_name(spec, suggestion)
-    return (
-        f"norm {requested}: num_groups={error.num_groups} does not divide the {error.channels} channels of a layer. "
-        f"Use norm {possible} (norm.groups={suggestion}), which divides those of all layers, or norm.groups=auto."
+def _groups_error(model: str, norm: NormConfig, error: GroupsError) -> UserError:
+    return UserError(
+        f"model {model!r}: norm {norm.name!r}: num_groups={error.num_groups} does not divide the {error.channels} "
+        f"channels of a layer. Use norm.groups={error.suggestion}, or norm.groups=auto."
     )
 
 
-def _grouped_widths(
+def _user_model(
     config: ModelConfig, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
-) -> list[int]:
-    """Channels of every layer with groups; empty if unknown."""
-    name = norm.name if is_user_code(norm.name) else find_norm(norm.name)[0].name
-    try:
-        network = _initialized(config, replace(norm, name=name, groups=1), shape, outputs, total_steps)
-    except UserError:
-        return []
-    channels = (
-        getattr(m, "num_features", getattr(m, "num_channels", None))
-        for m in network.modules()
-        if hasattr(m, "num_groups")
-    )
-    return [width for width in channels if isinstance(width, int)]
-
-
-def _user_model(name: str, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int) -> nn.Module:
+) -> nn.Module:
     """Build a user's network: ``make(input_shape, num_outputs)``, the same with ``norm``, or a copy of a network.
 
     A network that is built without ``norm``, or given as it is, has its norm layers converted to the run's norm.
     """
-    make = load_user_code(name, "model")
-    if isinstance(make, nn.Module):
-        return _converted(copy.deepcopy(make), name, norm, shape, total_steps)
-    takes_norm = _takes_norm(make)
-    # A norm that changes its neighbours must know the network, so it takes the place of batch norms.
-    converts = not takes_norm or _changes_neighbours(find_run_norm(norm)[0])
-    created = NormConfig("bn") if converts else norm
-    arguments = (shape, outputs, mark_norms(norm_maker(created, 2, total_steps))) if takes_norm else (shape, outputs)
-    call = "(input_shape, num_outputs, norm)" if takes_norm else "(input_shape, num_outputs)"
-    signature = _signature(make)
-    if not takes_norm and signature is not None and not _accepts(signature, (), 0):
+    name, make = config.name, load_component("model", config.name, config.code)
+    if find_run_norm(norm)[0].absorbs_activation and "apply_act" not in dict(norm.options):
         raise UserError(
-            f"model {name!r}: can't be called with {call}. Write make(input_shape, num_outputs), which returns a "
-            f"torch.nn.Module."
+            f"model {name!r}: norm {norm.name!r} contains an activation. Set norm.apply_act=false if the network "
+            f"applies one after each norm, and true if it does not."
         )
+    if isinstance(make, nn.Module):
+        return _converted(copy.deepcopy(make), name, norm, total_steps)
+    takes_norm = _takes_norm(make)
+    arguments = (shape, outputs, mark_norms(norm_maker(norm, 2, total_steps))) if takes_norm else (shape, outputs)
+    call = "(input_shape, num_outputs, norm)" if takes_norm else "(input_shape, num_outputs)"
     try:
-        model = make(*arguments) if callable(make) else None
+        model = make(*arguments)
+    except GroupsError as error:
+        raise _groups_error(name, norm, error) from error
     except Exception as error:
-        failure = user_code_error(error, "model", name, f"called with {call}")
-        if not is_user_code(norm.name) and _is_of_groups(error, norm):
-            example = numbered_name(find_norm(norm.name)[0], cast(GroupsError, error).suggestion)
-            failure = UserCodeError(f"{failure} In a run, set norm.groups or use a norm name such as {example}.")
-        raise failure from error
+        raise user_code_error(error, "model", name, f"called with {call}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: calling it with {call} must return a torch.nn.Module, not {model!r}.")
-    if takes_norm and not (converts and any(map(is_marked, model.modules()))):
-        return model
-    return _converted(model, name, norm, shape, total_steps, only_marked=takes_norm)
+    return model if takes_norm else _converted(model, name, norm, total_steps)
 
 
-def _changes_neighbours(spec: NormEntry) -> bool:
-    """Whether a norm replaces activations or changes convolutions of the network."""
-    return spec.absorbs_activation or spec.standardizes_weights
-
-
-def _is_of_groups(error: Exception, norm: NormConfig) -> bool:
-    """Whether an error is about the number of groups of the run's norm."""
-    return isinstance(error, GroupsError) and error.num_groups == (find_norm(norm.name)[1] or norm.groups)
-
-
-def _signature(make: object) -> inspect.Signature | None:
-    try:
-        return inspect.signature(make) if callable(make) else None
-    except (TypeError, ValueError):  # such as a built-in function
-        return None
-
-
-def _accepts(signature: inspect.Signature, *arguments: object) -> bool:
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _takes_norm(make: object) -> bool:
+def _takes_norm(make: Callable[..., object]) -> bool:
     """Whether a function of the user takes the function that makes norm layers as its third argument."""
-    signature = _signature(make)
-    if signature is None:
-        return callable(make)
-    if not _accepts(signature, (), 0, None):
-        return False
+    parameters = inspect.signature(make).parameters
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = sum(p.default is p.empty and p.kind in positional for p in signature.parameters.values())
+    required = sum(p.default is p.empty and p.kind in positional for p in parameters.values())
     # A third parameter with a default is the user's own, such as a width, unless it is called norm.
-    return required >= 3 or "norm" in signature.parameters
+    return required >= 3 or "norm" in parameters
 
 
-def _converted(
-    model: nn.Module,
-    name: str,
-    norm: NormConfig,
-    shape: tuple[int, ...],
-    total_steps: int,
-    only_marked: bool = False,
-) -> nn.Module:
+def _converted(model: nn.Module, name: str, norm: NormConfig, total_steps: int) -> nn.Module:
     """Convert the norm layers of a user's network to the run's norm. A network without norm layers stays as it is."""
     if not count_norms(model):
         return model
     before = set(model.modules())
     try:
         spec, _ = find_run_norm(norm)
-        example = torch.zeros(2, *shape) if _changes_neighbours(spec) else None
-        only = (lambda _, module: is_marked(module)) if only_marked else None
-        options = norm_options(norm, spec, total_steps)
-        converted = convert_norm(model, spec, only=only, example_input=example, **options)
+        converted = convert_norm(model, spec, **norm_options(norm, spec, total_steps))
     except GroupsError as error:
-        raise UserError(f"model {name!r}: {_groups_message(norm, error, error.suggestion)}") from error
+        raise _groups_error(name, norm, error) from error
     except ValueError as error:
         raise UserError(f"model {name!r}: its norm layers can't be converted to norm {norm.name!r}: {error}") from error
     for layer in [module for module in converted.modules() if module not in before]:

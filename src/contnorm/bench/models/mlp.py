@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from contnorm.bench.models.norm_layers import NormMaker
-from contnorm.layers.activation import normed_relu
+from contnorm.norms.activation import normed_relu
 
 __all__ = ["MLP"]
 

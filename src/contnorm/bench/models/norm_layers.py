@@ -12,23 +12,20 @@ from typing import Any
 
 from torch import nn
 
+from contnorm.bench.components import is_user_code, load_component
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.models.user_norms import find_run_norm
-from contnorm.bench.user_code import is_user_code, python_object
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
-from contnorm.convert.detect import detect_norm
-from contnorm.convert.detected import DetectedNorm
+from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
-from contnorm.layers.stock import stock_norm
-from contnorm.norm_entry import Dim, NormEntry, accepted_options, build_norm, norm_class
-from contnorm.registry import find_norm, numbered_name
+from contnorm.norms.stock import stock_norm
+from contnorm.registry import Dim, NormInfo, accepted_options, build_norm, find_norm, norm_class, numbered_name
 
 __all__ = [
     "PART",
     "NormMaker",
     "check_norms",
     "count_norms",
-    "is_marked",
     "mark_layer",
     "mark_norms",
     "norm_maker",
@@ -45,24 +42,24 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     if config.layers == "stock":
         return mark_norms(_stock_maker(spec, groups, config, dim))  # stock CN consists of a GN and a BN
     options = _options(spec, config, total_steps)
-    norm_class(spec, dim, "norm.name")  # a user's norm may not have layers for this dimension
+    norm_class(spec, dim)  # a user's norm may not have layers for this dimension
     if not spec.grouped:
-        return _marked_if_users(spec, lambda channels: build_norm(spec, channels, dim, options, "norm.name"))
+        return _marked_if_users(spec, lambda channels: build_norm(spec, channels, dim, options))
 
     def grouped(channels: int) -> nn.Module:
         requested = groups or config.groups
         num_groups = requested if isinstance(requested, int) else _auto_groups(channels, dim, config.auto_channels)
-        return build_norm(spec, channels, dim, {**options, "num_groups": num_groups}, "norm.name")
+        return build_norm(spec, channels, dim, {**options, "num_groups": num_groups})
 
     return _marked_if_users(spec, grouped)
 
 
-def _marked_if_users(spec: NormEntry, make: NormMaker) -> NormMaker:
+def _marked_if_users(spec: NormInfo, make: NormMaker) -> NormMaker:
     """Mark the layers of a user's norm, which can't be recognized by their class."""
     return mark_norms(make) if spec.layers else make
 
 
-def _options(spec: NormEntry, config: NormConfig, total_steps: int) -> dict[str, object]:
+def _options(spec: NormInfo, config: NormConfig, total_steps: int) -> dict[str, object]:
     """Options of a norm that do not depend on the number of channels."""
     options: dict[str, object] = dict(config.options)
     momentum = {"momentum": None if config.momentum == "cumulative" else config.momentum}
@@ -77,7 +74,7 @@ def _options(spec: NormEntry, config: NormConfig, total_steps: int) -> dict[str,
     return options
 
 
-def norm_options(config: NormConfig, spec: NormEntry, total_steps: int) -> dict[str, Any]:
+def norm_options(config: NormConfig, spec: NormInfo, total_steps: int) -> dict[str, Any]:
     """Options for `convert_norm` that give a network the norm of a run.
 
     Example:
@@ -91,7 +88,7 @@ def norm_options(config: NormConfig, spec: NormEntry, total_steps: int) -> dict[
     options = _options(spec, config, total_steps)
     if not spec.grouped:
         return options
-    groups = None if is_user_code(config.name) else find_norm(config.name, "norm.name")[1]
+    groups = None if is_user_code(config.name) else find_norm(config.name)[1]
     return {**options, "num_groups": groups or config.groups}
 
 
@@ -105,7 +102,7 @@ def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:
     return next(groups for groups in range(min(channels, MAX_AUTO_GROUPS), 0, -1) if channels % groups == 0)
 
 
-def _stock_maker(spec: NormEntry, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
+def _stock_maker(spec: NormInfo, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
     if config.options:
         raise ValueError(f"norm.layers='stock': norm.{config.options[0][0]} can't be set. Use norm.layers='ours'.")
     num_groups = groups or config.groups
@@ -143,11 +140,6 @@ def mark_layer(layer: nn.Module) -> nn.Module:
         delattr(outer, PART)
         setattr(outer, _MARK, True)
     return layer
-
-
-def is_marked(layer: nn.Module) -> bool:
-    """Whether a layer, or the one it is a copy of, was marked as one of the run's norm."""
-    return hasattr(layer, _MARK)
 
 
 def count_norms(model: nn.Module) -> dict[str, int]:
@@ -239,7 +231,7 @@ def _is_of_run(module: nn.Module, norm: NormConfig) -> bool:
     if hasattr(module, _MARK):
         return True
     if is_user_code(norm.name):
-        return _is_defined_as(type(module), norm.name)
+        return _is_defined_as(type(module), norm)
     kind = detect_norm(module)
     spec, groups = find_norm(norm.name)
     if not isinstance(kind, DetectedNorm) or kind.norm != spec.name:
@@ -248,12 +240,11 @@ def _is_of_run(module: nn.Module, norm: NormConfig) -> bool:
     return not spec.grouped or expected == "auto" or kind.options.get("num_groups") == expected
 
 
-def _is_defined_as(cls: type, name: str) -> bool:
-    """Whether a class is the one that the name of user code refers to, also if its file is loaded a second time."""
-    known = python_object(name)
-    if known is not None and known.value is cls:
+def _is_defined_as(cls: type, norm: NormConfig) -> bool:
+    """Whether a class is the one that the name of user code refers to, also if its file was imported as a module."""
+    if load_component("norm", norm.name, norm.code) is cls:
         return True
-    path, _, attribute = name.rpartition(":")
+    path, _, attribute = norm.name.rpartition(":")
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return file is not None and cls.__qualname__ == attribute and Path(file).resolve() == Path(path).resolve()
 

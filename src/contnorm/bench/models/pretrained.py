@@ -6,19 +6,15 @@ parameters and moments of batch norm, group norm ignores the moments, and tensor
 values.
 
 Weights files are located by path or published name, identified by a hash of their content, and read without running
-code. A safetensors file contains only tensors. A torch file is a pickle, which could run code; it is read with
-``torch.load(weights_only=True)`` and rejected if it contains more than tensors and plain values.
+code: safetensors, or torch files with ``weights_only=True``.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import sys
-import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
@@ -38,152 +34,6 @@ from contnorm.errors import UserError, unknown, usable
 __all__ = ["PUBLISHED", "load_pretrained", "locate_weights", "read_weights", "weights_change", "weights_hash"]
 
 PREFIXES = ("module.", "model.", "backbone.", "_orig_mod.")  # put in front by wrappers and by training code
-SHOWN = 2  # names of each kind in a message
-
-
-def load_pretrained(network: nn.Module, config: ModelConfig) -> None:
-    """Load the weights of a run's settings into a network.
-
-    Args:
-        network: Newly built network; modified only if all weights match.
-        config: Settings of the network.
-
-    Raises:
-        UserError: If the file can't be used, or if it is not the file that the run started with.
-    """
-    assert config.weights is not None
-    reason = weights_change(config)
-    if reason:
-        raise UserError(reason)
-    path = locate_weights(config.weights, config.name)
-    state = network.state_dict()
-    loaded = _without_prefixes(read_weights(path), state, path)
-    parts = _Parts.of(network)
-    reinitialized = _reinitialized_names(state, loaded, parts.classifier)
-    matching = _matching_tensors(
-        state, {name: t for name, t in loaded.items() if name not in reinitialized}, reinitialized, parts, path, config
-    )
-    network.load_state_dict(matching, strict=False)
-    if reinitialized:
-        _warn_once(
-            f"{path}: its classifier is not loaded, and {parts.classifier} is newly initialized, "
-            f"{_outputs(state, loaded, reinitialized)}."
-        )
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Module names of a network's norms and of its classifier."""
-
-    norms: frozenset[str]
-    classifier: str
-
-    @classmethod
-    def of(cls, network: nn.Module) -> _Parts:
-        modules = dict(network.named_modules())
-        linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-        return cls(
-            frozenset(name for name, module in modules.items() if detect_norm(module) is not None),
-            linear[-1] if linear else "",
-        )
-
-    def in_norm(self, name: str) -> bool:
-        return name.rpartition(".")[0] in self.norms
-
-    def needed(self, name: str) -> bool:
-        """Whether the file must contain the tensor: of a norm only weight and bias."""
-        return not self.in_norm(name) or name.endswith((".weight", ".bias"))
-
-
-def _without_prefixes(loaded: Mapping[str, Tensor], names: Iterable[str], path: Path) -> dict[str, Tensor]:
-    """Tensors by the names of the network, with prefixes of wrappers removed."""
-    known = set(names)
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in loaded.items():
-        short = name
-        while short not in known and (prefix := next((p for p in PREFIXES if short.startswith(p)), None)):
-            short = short.removeprefix(prefix)
-        if short in renamed:
-            raise UserError(f"{path}: holds {short} twice, with and without a prefix. Save a single network.")
-        renamed[short] = tensor
-    return renamed
-
-
-def _reinitialized_names(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor], classifier: str) -> set[str]:
-    """Tensor names of the classifier if the file has none, or one with a different number of outputs; else empty."""
-    names = {name for name in state if classifier and name.startswith(f"{classifier}.")}
-    present = [name for name in names if name in loaded]
-    resized = present and all(loaded[n].shape[1:] == state[n].shape[1:] and loaded[n].dim() for n in present)
-    differs = any(loaded[name].shape != state[name].shape for name in present)
-    return names if not present or (resized and differs) else set()
-
-
-def _outputs(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor], reinitialized: set[str]) -> str:
-    example = min(reinitialized)
-    outputs = f"has {len(loaded[example])} outputs" if example in loaded else "has no classifier"
-    return f"because the file {outputs} and the run has {len(state[example])}"
-
-
-def _matching_tensors(
-    state: Mapping[str, Tensor],
-    loaded: Mapping[str, Tensor],
-    reinitialized: set[str],
-    parts: _Parts,
-    path: Path,
-    config: ModelConfig,
-) -> dict[str, Tensor]:
-    """Tensors to load.
-
-    Raises:
-        UserError: If the file is of another network (the message lists the differences) or has invalid values.
-    """
-    missing = [name for name in state if name not in loaded and name not in reinitialized and parts.needed(name)]
-    unexpected = [name for name in loaded if name not in state and not parts.in_norm(name)]
-    common = [name for name in state if name in loaded]
-    shapes = [
-        f"{n} {tuple(loaded[n].shape)} for {tuple(state[n].shape)}" for n in common if loaded[n].shape != state[n].shape
-    ]
-    kinds = [
-        f"{n} {loaded[n].dtype} for {state[n].dtype}"
-        for n in common
-        if _number_kind(loaded[n]) != _number_kind(state[n])
-    ]
-    if missing or unexpected or shapes or kinds:
-        differences = {
-            "missing": missing,
-            "unexpected": unexpected,
-            "with another shape": shapes,
-            "with another data type": kinds,
-        }
-        wrong = ", ".join(f"{len(names)} {what} ({_some(names)})" for what, names in differences.items() if names)
-        like = identify_resnet(loaded)
-        hint = f" They look like weights of {like}." if like and like != config.name else ""
-        raise UserError(
-            f"{path}: the weights do not fit model {config.name!r} of width {config.width}: {wrong}.{hint} Set "
-            f"model.name and model.width to those of the weights; published weights have width 64."
-        )
-    broken = [n for n in common if loaded[n].is_floating_point() and not torch.isfinite(loaded[n]).all()]
-    if broken:
-        raise UserError(f"{path}: contains values that are not finite ({_some(broken)}). Use other weights.")
-    negative = [n for n in common if n.endswith("running_var") and (loaded[n] < 0).any()]
-    if negative:
-        raise UserError(f"{path}: contains negative variances ({_some(negative)}). Use other weights.")
-    return {name: loaded[name] for name in common}
-
-
-def _number_kind(tensor: Tensor) -> tuple[bool, bool]:
-    return tensor.is_floating_point(), tensor.is_complex()
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
-
-
-@cache  # warn once, even if many seeds load the same weights
-def _warn_once(text: str) -> None:
-    logging.getLogger("contnorm").warning(text)
-
-
 BASE = "https://download.pytorch.org/models/"
 DIGITS = 8  # hex digits of the SHA-256 of a file; torchvision puts as many into file names
 
@@ -199,6 +49,84 @@ PUBLISHED: dict[str, dict[str, str]] = {
         "resnet101": "resnet101-cd907fc2.pth",
     },
 }
+
+
+def load_pretrained(network: nn.Module, config: ModelConfig) -> None:
+    """Load the weights of a run's settings into a network, which is modified only if all weights match.
+
+    Raises:
+        UserError: If the file can't be used, or if it is not the file that the run started with.
+    """
+    assert config.weights is not None
+    if reason := weights_change(config):
+        raise UserError(reason)
+    path = locate_weights(config.weights, config.name)
+    state = network.state_dict()
+    loaded = {_known_name(name, state): tensor for name, tensor in read_weights(path).items()}
+    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    classifier = {name for name in state if linear and name.startswith(f"{linear[-1]}.")}
+    resized = [name for name in classifier & loaded.keys() if loaded[name].shape != state[name].shape]
+    only_outputs = all(loaded[name].shape[1:] == state[name].shape[1:] for name in resized)
+    new = classifier if not classifier & loaded.keys() or (resized and only_outputs) else set()
+    norms = {name for name, module in network.named_modules() if detect_norm(module) is not None}
+    _check_fit(state, {name: tensor for name, tensor in loaded.items() if name not in new}, new, norms, path, config)
+    network.load_state_dict({name: loaded[name] for name in state if name in loaded and name not in new}, strict=False)
+    if new:
+        outputs = f"has {len(loaded[resized[0]])} outputs" if resized else "has no classifier"
+        _warn_once(
+            f"{path}: its classifier is not loaded, and {linear[-1]} is newly initialized, because the file {outputs} "
+            f"and the run has {len(state[min(new)])}."
+        )
+
+
+def _known_name(name: str, known: Mapping[str, Tensor]) -> str:
+    """Return the name of a tensor without prefixes of wrappers."""
+    while name not in known and (prefix := next((p for p in PREFIXES if name.startswith(p)), None)):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _check_fit(
+    state: Mapping[str, Tensor],
+    loaded: Mapping[str, Tensor],
+    new: set[str],
+    norms: set[str],
+    path: Path,
+    config: ModelConfig,
+) -> None:
+    """Raise a `UserError` that lists the differences if the weights are of another network, or not finite."""
+
+    def in_norm(name: str) -> bool:
+        return name.rpartition(".")[0] in norms
+
+    def optional(name: str) -> bool:  # of a norm only weight and bias must be there
+        return name in new or (in_norm(name) and not name.endswith((".weight", ".bias")))
+
+    common = [name for name in state if name in loaded]
+    differences = {
+        "missing": [name for name in state if name not in loaded and not optional(name)],
+        "unexpected": [name for name in loaded if name not in state and not in_norm(name)],
+        "with another shape or type": [
+            name
+            for name in common
+            if loaded[name].shape != state[name].shape
+            or loaded[name].is_floating_point() != state[name].is_floating_point()
+        ],
+        "not finite": [n for n in common if loaded[n].is_floating_point() and not loaded[n].isfinite().all()],
+    }
+    if any(differences.values()):
+        wrong = ", ".join(f"{len(n)} {what} ({', '.join(n[:2])})" for what, n in differences.items() if n)
+        like = identify_resnet(loaded)
+        hint = f" They look like weights of {like}." if like and like != config.name else ""
+        raise UserError(
+            f"{path}: the weights do not fit model {config.name!r} of width {config.width}: {wrong}.{hint} Set "
+            f"model.name and model.width to those of the weights; published weights have width 64."
+        )
+
+
+@cache  # warn once, even if many seeds load the same weights
+def _warn_once(text: str) -> None:
+    logging.getLogger("contnorm").warning(text)
 
 
 def weights_hash(weights: str, model: str) -> str:
@@ -240,7 +168,13 @@ def locate_weights(weights: str, model: str) -> Path:
         return _existing_file(weights)
     path = Path(torch.hub.get_dir()) / "checkpoints" / named
     if not path.is_file():
-        _fetch(named, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(BASE + named, str(path), _digits_in(named), sys.stderr.isatty())
+        except (OSError, RuntimeError) as error:  # no network, or another file, which torch deletes
+            raise UserError(
+                f"{BASE}{named}: download failed ({error}). Download it in another way, and use --weights FILE."
+            ) from error
     if _hash_of(path) != _digits_in(named):
         raise UserError(f"{path}: is damaged: its SHA-256 does not begin with {_digits_in(named)}. Delete it.")
     return path
@@ -250,7 +184,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a file; a file that contains code is rejected."""
     with usable(path, "cannot be read", "Check the permissions."), path.open("rb") as file:
         header = file.read(9)[8:]  # safetensors: 8 bytes of length, then a JSON header
-    content = _safetensors(path) if header == b"{" else _torch_file(path)
+    try:
+        content: Any = load_file(path) if header == b"{" else _load_torch(path)
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: is not a safetensors or torch file of weights alone ({reason}). {SAVE}") from error
     for key in ("state_dict", "model_state_dict", "model"):  # a training checkpoint holds weights and other state
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -258,26 +196,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     tensors = {name: t for name, t in named if isinstance(name, str) and isinstance(t, Tensor)}
     if not tensors:
         raise UserError(f"{path}: contains no named tensors. {SAVE}")
-    odd = next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None)
-    if odd is not None:
-        raise UserError(
-            f"{path}: {odd} is not a plain tensor, but {_storage(tensors[odd])}. Weights must be dense, with 16 "
-            f"bits or more per value. {SAVE}"
-        )
     return tensors
 
 
 SAVE = "Save weights with safetensors.torch.save_file(model.state_dict(), path)."
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    dense = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
-    return dense and not (tensor.is_floating_point() and tensor.element_size() < 2)
-
-
-def _storage(tensor: Tensor) -> str:
-    layout, kind = (str(attribute).removeprefix("torch.") for attribute in (tensor.layout, tensor.dtype))
-    return f"{layout}, {kind}, on {tensor.device.type}"
+def _load_torch(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def _published(weights: str, model: str) -> str | None:
@@ -285,24 +211,17 @@ def _published(weights: str, model: str) -> str | None:
     if not weights.startswith("torchvision:"):
         return None
     known = [name for name, files in PUBLISHED.items() if model in files]
-    if not known:
-        available = ", ".join(sorted({model for files in PUBLISHED.values() for model in files}))
-        raise UserError(f"weights {weights!r}: not available for model {model!r}, only for {available}. Use a file.")
     if weights not in known:
         raise unknown(f"weights of {model}", weights, [*known, "path/to/file"])
     return PUBLISHED[weights][model]
 
 
 def _existing_file(weights: str) -> Path:
-    try:
-        path = Path(weights).expanduser()
-    except RuntimeError as error:  # "~name" of an unknown user
-        raise UserError(f"weights {weights!r}: {error} Use an absolute path.") from error
+    path = Path(weights).expanduser()
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        named = ", ".join(PUBLISHED)
         raise UserError(
-            f"weights {weights!r}: {problem}. Use a safetensors or torch file of weights, or a name: {named}."
+            f"weights {weights!r}: there is no such file. Use a safetensors or torch file of weights, or a name: "
+            f"{', '.join(PUBLISHED)}."
         )
     return path
 
@@ -319,41 +238,3 @@ def _hash_of(path: Path) -> str:
 @cache  # the signature of the file is part of the key; every seed needs the hash
 def _hash_at(path: Path, *signature: int) -> str:
     return file_sha256(path)[:DIGITS]
-
-
-def _fetch(name: str, path: Path) -> None:
-    url = BASE + name
-    hint = f"Download {name} in another way, and use --weights FILE or --set model.weights=FILE."
-    with usable(path.parent, "weights cannot be written there", "Set TORCH_HOME to another folder."):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        torch.hub.download_url_to_file(url, str(path), _digits_in(name), progress=sys.stderr.isatty())
-    except OSError as error:  # no network, no such file, or no space on disk
-        raise UserError(f"{url}: download failed ({error}). {hint}") from error
-    except RuntimeError as error:
-        raise UserError(f"{url}: the downloaded file is not {name} ({error}) and was deleted. {hint}") from error
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: is not a valid safetensors file ({error}).") from error
-
-
-def _torch_file(path: Path) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch.load raises an error for the same cause afterwards
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except UnpicklingError as error:
-        named = re.search(r"GLOBAL:? ([\w.]+)", str(error))
-        if named is None:
-            raise _no_weights(path) from error
-        raise UserError(f"{path}: contains {named[1]}, which could run code, so it is not loaded. {SAVE}") from error
-    except Exception as error:  # an invalid or damaged pickle can raise any exception
-        raise _no_weights(path) from error
-
-
-def _no_weights(path: Path) -> UserError:
-    return UserError(f"{path}: is not a valid safetensors or torch file of weights. {SAVE}")

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from contnorm.bench.models.norm_layers import NormMaker
 from contnorm.kernels.side_stream import Convolution
-from contnorm.kernels.triton.max_pool import StemPool
-from contnorm.layers.activation import linear_norm, normed_relu
+from contnorm.norms.activation import linear_norm, normed_relu
 
 __all__ = ["DEPTHS", "DeepResNet", "ResNet18", "identify_resnet"]
 
@@ -102,7 +101,7 @@ class DeepResNet(nn.Module):
         super().__init__()
         block, numbers = DEPTHS[name]
         self.conv1, self.bn1 = Convolution(channels, width, 7, 2, 3, bias=False), norm(width)
-        self.maxpool: nn.Module = StemPool() if stem == "pool" else nn.Identity()
+        self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1) if stem == "pool" else nn.Identity()
         before = width
         stages = []
         for stage, number in enumerate(numbers):
@@ -174,7 +173,7 @@ class ResNet18(nn.Module):
     ) -> None:
         super().__init__()
         self.conv, self.norm = Convolution(channels, width, 3, 1, 1, bias=False), norm(width)
-        self.pool: nn.Module = StemPool() if stem == "pool" else nn.Identity()
+        self.pool: nn.Module = nn.MaxPool2d(3, 2, 1) if stem == "pool" else nn.Identity()
         blocks: list[nn.Module] = []
         before = width
         for stage in range(4):

@@ -16,22 +16,20 @@ from dataclasses import replace
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from contnorm.bench.code_hashes import definition_hash
-from contnorm.bench.config.own_settings import resolve_options
-from contnorm.bench.config.schema import NormConfig, Options, Scalar, unknown_key
-from contnorm.bench.user_code import code_hash, is_user_code, load_user_code, python_object, user_code_error
+from contnorm.bench.components import code_hash, definition_hash, is_user_code, load_component, user_code_error
+from contnorm.bench.config.schema import NormConfig, Options, Scalar, resolve_options, unknown_key
 from contnorm.errors import UserError
-from contnorm.norm_entry import (
-    DIMS,
+from contnorm.registry import (
+    NORMS,
     LayerFactory,
-    NormEntry,
+    NormInfo,
     accepts_any_option,
     build_norm,
     describe_norm,
+    find_norm,
     layer_parameters,
     norm_class,
 )
-from contnorm.registry import NORMS, find_norm, register_spec
 
 __all__ = [
     "built_in_name",
@@ -48,7 +46,7 @@ _SCALARS = (bool, int, float, str, NoneType)
 _PROBED_CHANNELS = 64  # usual numbers of groups divide it
 
 
-def find_run_norm(config: NormConfig) -> tuple[NormEntry, int | None]:
+def find_run_norm(config: NormConfig) -> tuple[NormInfo, int | None]:
     """Return the norm that settings name, and the number of groups if its name ends in one.
 
     Raises:
@@ -56,19 +54,16 @@ def find_run_norm(config: NormConfig) -> tuple[NormEntry, int | None]:
         ValueError: For an unknown name.
     """
     if is_user_code(config.name):
-        return _load_norm(config.name), None
-    known = python_object(config.name)  # a registered norm, in a worker process
-    if known is not None and isinstance(known.value, NormEntry) and config.name not in NORMS:
-        register_spec(known.value)
-    return find_norm(config.name, "norm.name")
+        return _load_norm(config.name, config.code), None
+    return find_norm(config.name)
 
 
-def _load_norm(name: str) -> NormEntry:
-    value: Any = load_user_code(name, "norm")
-    if isinstance(value, NormEntry):
+def _load_norm(name: str, code: str | None) -> NormInfo:
+    value: Any = load_component("norm", name, code)
+    if isinstance(value, NormInfo):
         return value
     try:
-        return describe_norm(value, name, caller="norm.name")
+        return describe_norm(value, name)
     except (TypeError, ValueError) as error:
         raise _norm_error(error, name) from error
 
@@ -89,14 +84,11 @@ def built_in_name(layer: object) -> str | None:
         ('cn', True)
     """
     module, name = getattr(layer, "__module__", None), getattr(layer, "__name__", "")
-    for spec in NORMS.values():
-        target_module, _, stem = spec.target.partition(":")
-        if spec.target and module == target_module and name in {f"{stem}{dim}d" for dim in DIMS}:
-            return spec.name
-    return None
+    targets = {f"contnorm.norms.{info.target}": info.name for info in reversed(list(NORMS.values())) if info.target}
+    return targets.get(f"{module}:{name[:-2]}")
 
 
-def norm_code(name: str) -> str | None:
+def norm_code(name: str, code: str | None = None) -> str | None:
     """Return the hash of the code of a user's norm; None for norms of this package, or if no file defines it.
 
     Example:
@@ -104,10 +96,7 @@ def norm_code(name: str) -> str | None:
         True
     """
     if is_user_code(name):
-        return code_hash(name)
-    known = python_object(name)
-    if known is not None:
-        return known.code
+        return code_hash("norm", name, code)
     spec = NORMS.get(name)
     if spec is None or not spec.layers:
         return None
@@ -132,13 +121,13 @@ def resolve_user_norm(config: NormConfig) -> NormConfig:
     return config
 
 
-def _check_layer(config: NormConfig, spec: NormEntry) -> None:
+def _check_layer(config: NormConfig, spec: NormInfo) -> None:
     dim = min(spec.layers)
     groups = config.groups if isinstance(config.groups, int) else 4
     channels = _PROBED_CHANNELS if not spec.grouped or _PROBED_CHANNELS % groups == 0 else 2 * groups
     options = {**dict(config.options), **({"num_groups": groups} if spec.grouped else {})}
     try:
-        layer: Any = build_norm(spec, channels, dim, options, "norm.name")
+        layer: Any = build_norm(spec, channels, dim, options)
     except ValueError as error:
         raise _norm_error(error, config.name) from error
     shape = getattr(getattr(layer, "weight", None), "shape", None)
@@ -150,7 +139,7 @@ def _check_layer(config: NormConfig, spec: NormEntry) -> None:
         )
 
 
-def resolve_norm_options(config: NormConfig, spec: NormEntry) -> Options:
+def resolve_norm_options(config: NormConfig, spec: NormInfo) -> Options:
     """Check the own settings of a norm against the arguments of its constructor.
 
     Returns:
@@ -186,7 +175,7 @@ def resolve_norm_options(config: NormConfig, spec: NormEntry) -> Options:
     return tuple(sorted((*resolved, *further.items())))
 
 
-def own_norm_settings(spec: NormEntry) -> dict[str, Scalar]:
+def own_norm_settings(spec: NormInfo) -> dict[str, Scalar]:
     """Return the own settings of a norm with their defaults.
 
     Example:
@@ -197,7 +186,7 @@ def own_norm_settings(spec: NormEntry) -> dict[str, Scalar]:
     return {name: parameter.default for name, parameter in _own_parameters(factory, spec).items()}
 
 
-def _own_parameters(factory: LayerFactory, spec: NormEntry) -> dict[str, inspect.Parameter]:
+def _own_parameters(factory: LayerFactory, spec: NormInfo) -> dict[str, inspect.Parameter]:
     """Return the arguments of a norm that are settings: those with a default that a record can contain."""
     fields = {field.name for field in dataclasses.fields(NormConfig)}
     parameters = {}

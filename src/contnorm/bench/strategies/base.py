@@ -1,29 +1,40 @@
-"""Base class of strategies, their inputs, the concatenation of batches, and fine-tuning without replay."""
+"""Strategies: the base class, what `loss` and the hooks receive, passes of the network, and training without replay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.bench.config.own_settings import make_settings, own_setting_names, resolve_options
-from contnorm.bench.config.schema import StrategyConfig, check_own_setting
-from contnorm.bench.strategies.state import collect_state, restore_state
-from contnorm.errors import UserError
+from contnorm.bench.config.schema import StrategyConfig, resolve_options
 from contnorm.tags import BatchTags, batch_tags
 
 if TYPE_CHECKING:
-    from contnorm.bench.strategies.tasks import TaskData, TaskInfo
+    from contnorm.bench.streams.transforms import DeviceStream
 
-__all__ = ["Batch", "Model", "OutputMask", "Single", "Strategy", "forward", "joined", "tagged_passes", "together"]
+__all__ = [
+    "Batch",
+    "Model",
+    "OutputMask",
+    "Single",
+    "Strategy",
+    "TaskData",
+    "TaskInfo",
+    "forward",
+    "joined",
+    "tagged_passes",
+    "together",
+]
 
 Model = Callable[[Tensor], Tensor]
-_COMMON_SETTINGS = {field.name for field in fields(StrategyConfig)} - {"name", "code", "options"}
+# Names of settings that are no own settings of a strategy, with their keys.
+_KEYS = {f.name: f"strategy.{f.name}" for f in fields(StrategyConfig) if f.name not in ("name", "code", "options")}
+_KEYS["replay"] = "train.replay"
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,59 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.label)
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task of the stream.
+
+    Attributes:
+        number: Number of the task, from 0.
+        classes: The outputs of the network that are labels in the task.
+        tasks: Number of tasks in the run.
+
+    Example:
+        >>> task = TaskInfo(number=4, classes=(8, 9), tasks=5)
+        >>> task.number == task.tasks - 1  # the last one
+        True
+    """
+
+    number: int
+    classes: tuple[int, ...]
+    tasks: int
+
+
+class TaskData:
+    """The training samples of a task that was learned, in the order of the steps, each once and without augmentation.
+
+    Args:
+        stream: The stream on its device.
+        items: Indices of the training items.
+
+    Example:
+        >>> class Counting(Strategy):
+        ...     def on_task_end(self, task, data):
+        ...         self.samples = sum(len(batch) for batch in data.batches(64))  # equal to len(data)
+    """
+
+    def __init__(self, stream: DeviceStream, items: Tensor) -> None:
+        self._stream, self._items = stream, items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Yield batches on the device; the last one may be smaller.
+
+        Args:
+            size: Samples per batch.
+        """
+        if size < 1:
+            raise ValueError(f"batches(size={size}): size must be 1 or more.")
+        table = self._stream.train
+        for items in torch.split(self._items, size):
+            replayed = torch.zeros(len(items), dtype=torch.bool, device=items.device)
+            yield Batch(self._stream.train_x(items), table.label[items], table.task[items], replayed=replayed)
 
 
 class OutputMask:
@@ -89,32 +153,35 @@ class OutputMask:
         return (error * mask).sum(1) / mask.sum(1)
 
 
-class Strategy:
+class Strategy(nn.Module):
     """Base class of all strategies.
 
-    A subclass defines `loss`. It may declare own settings as a dataclass ``Settings``, create tensors in
-    `setup`, and define the hooks below. State in its attributes is saved in checkpoints, see `state_dict`.
+    A subclass defines `loss`. It may declare own settings as a dataclass ``Settings``, create tensors and modules in
+    `setup`, and define the hooks below. Its state is its ``state_dict()``, which checkpoints contain: buffers,
+    parameters, modules, and what ``get_extra_state`` returns as a tensor.
 
     Args:
         config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
-        **settings: The strategy's own settings and those of every strategy by name, or any setting by dotted key.
+        **settings: The strategy's own settings, those of every strategy, or ``replay``, by name; any setting by dotted
+            key.
 
     Attributes:
         name: Name of a strategy of this package; empty for others.
-        draws: Number of independent replay draws per step.
+        draws: Number of independent replay draws per step: the arguments of `loss` after ``stream``. A class whose
+            `loss` has ``*args`` sets it, or inherits it.
         stores_logits: Whether the logits of a sample are stored with it in the memory.
         multi_label: Whether multi-label streams are supported.
         Settings: A dataclass of the strategy's own settings; None if it has none.
         config: Settings that every strategy has.
         settings: The strategy's own settings, an object of ``Settings``.
         overrides: The settings of a run that were given to this object, by dotted key.
-        model: The network. This attribute and the next two are available from `setup` on.
+        model: The network, no part of the state. This attribute and the next two are available from `setup` on.
         head: Mask of the outputs that compete.
         device: The device of the network.
 
     Example:
         >>> class HalfLoss(Strategy):
-        ...     def loss(self, model, head, stream, replay):
+        ...     def loss(self, model, head, stream):
         ...         return head.cross_entropy(forward(model, stream), stream).mean() / 2, None
         >>> HalfLoss.draws  # without replay
         0
@@ -130,34 +197,40 @@ class Strategy:
     head: OutputMask
     device: torch.device
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        kinds = [parameter.kind for parameter in inspect.signature(cls.loss).parameters.values()]
+        if inspect.Parameter.VAR_POSITIONAL not in kinds:
+            cls.draws = len(kinds) - len(("self", "model", "head", "stream"))
+
     def __init__(self, config: StrategyConfig | None = None, **settings: Any) -> None:
-        if not isinstance(config, StrategyConfig | None):
-            raise UserError(
-                f"{type(self).__name__}({config!r}): give settings by name, such as {type(self).__name__}(alpha=0.5)."
-            )
+        super().__init__()
+        keys = {name: _KEYS.get(name, name if "." in name else f"strategy.{name}") for name in settings}
+        own = {name: value for name, value in settings.items() if "." not in name and name not in _KEYS}
         config = config or StrategyConfig()
-        settings = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
-        plain = {key: value for key, value in settings.items() if "." not in key}
-        own = {key: value for key, value in plain.items() if key not in _COMMON_SETTINGS}
-        for key, value in own.items():
-            check_own_setting(f"strategy.{key}", value)
-        options = tuple(sorted({**dict(config.options), **own}.items()))
-        config = replace(config, options=options)
+        self.configure(replace(config, options=tuple(sorted({**dict(config.options), **own}.items()))))
+        given = {keys[name]: value for name, value in settings.items() if value is not None or name in own}
+        self.overrides = {**({"strategy.name": self.name} if self.name else {}), **given}
+
+    def configure(self, config: StrategyConfig) -> None:
+        """Set ``config`` and ``settings`` to those of a run."""
         self.config = replace(config, options=resolve_options("strategy", config, type(self)))
-        self.settings = make_settings(type(self), dict(self.config.options))
-        values = {"strategy.name": self.name or None}
-        values |= {key if "." in key else f"strategy.{key}": value for key, value in settings.items()}
-        explicit = {f"strategy.{name}" for name in own_setting_names(type(self))}  # None may be a value of these
-        self.overrides = {key: value for key, value in values.items() if value is not None or key in explicit}
+        self.settings: Any = None if self.Settings is None else self.Settings(**dict(self.config.options))
+
+    def attach(self, model: nn.Module, head: OutputMask, device: torch.device) -> None:
+        """Set ``model``, ``head`` and ``device``, and call `setup`."""
+        vars(self).update(model=model, head=head, device=device)  # not as a submodule, which would be state
+        self.setup()
+        self.to(device)
 
     def __repr__(self) -> str:
-        """Return the call that makes this strategy; the class alone if a subclass has not called ``__init__``.
+        """Return the call that makes this strategy.
 
         Example:
             >>> Single()
             Single()
         """
-        own = {key: value for key, value in getattr(self, "overrides", {}).items() if key != "strategy.name"}
+        own = {key: value for key, value in self.overrides.items() if key != "strategy.name"}
         settings = [f"{key.rpartition('.')[2]}={value!r}" for key, value in own.items()]
         return f"{type(self).__name__}({', '.join(settings)})"
 
@@ -165,7 +238,7 @@ class Strategy:
         """Create tensors and modules; called once, when the network is on its device, before the first step."""
 
     def loss(
-        self, model: Any, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
+        self, model: Model, head: OutputMask, stream: Batch, *memory: Any, **_: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Loss of a step, and the logits of the stream batch if ``stores_logits`` is True, else None.
 
@@ -173,9 +246,9 @@ class Strategy:
             model: The network: a function from inputs to logits.
             head: Mask of the outputs that compete, with the losses that respect it.
             stream: The batch of the stream.
-            replay: One batch of the memory for each of ``draws``; a batch is empty while the memory is.
+            *memory: One batch of the memory for each of ``draws``; a batch is empty while the memory is.
         """
-        raise TypeError(f"{type(self).__name__} must define loss(self, model, head, stream, replay).")
+        raise TypeError(f"{type(self).__name__} must define loss(self, model, head, stream).")
 
     def after_backward(self, grads: dict[str, Tensor]) -> None:
         """Called after the backward pass of every step, before gradients are clipped and the weights are updated.
@@ -203,17 +276,6 @@ class Strategy:
     def on_step_end(self, step: int, loss: Tensor) -> None:
         """Called after every step, with the number of steps done and the loss; requires ``train.graph=off``."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state to save in checkpoints: tensors, modules, plain values, and containers of them.
-
-        By default, all attributes of such types, by name. If you override it, override `load_state_dict` too.
-        """
-        return collect_state(self, getattr(self, "model", None))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state of `state_dict`, after `setup`. Tensors and modules that exist are changed in place."""
-        restore_state(self, state)
-
 
 class Single(Strategy):
     """Fine-tuning on the stream without replay.
@@ -225,25 +287,16 @@ class Single(Strategy):
 
     name = "single"
 
-    def loss(
-        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
-    ) -> tuple[Tensor, Tensor | None]:
+    def loss(self, model: Model, head: OutputMask, stream: Batch) -> tuple[Tensor, Tensor | None]:
         return head.cross_entropy(forward(model, stream), stream).mean(), None
 
 
-class _PassCounter:
-    """Number of forward passes with tags; the engine checks that a strategy makes some if a norm needs them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-_passes = _PassCounter()
+_passes = 0  # calls of `forward`: the engine checks that a strategy makes some if a norm needs tags
 
 
 def tagged_passes() -> int:
-    """Return the number of calls of `forward` in this process."""
-    return _passes.count
+    """Return the number of calls of `forward` with tags in this process."""
+    return _passes
 
 
 def forward(model: Model, batch: Batch) -> Tensor:
@@ -263,7 +316,8 @@ def forward(model: Model, batch: Batch) -> Tensor:
     """
     if batch.replayed is None:
         return model(batch.x)
-    _passes.count += 1
+    global _passes
+    _passes += 1
     tags = BatchTags(batch.replayed, batch.task, extra_size=batch.extra_size, stream_size=batch.stream_size)
     with batch_tags(tags):
         return model(batch.x)

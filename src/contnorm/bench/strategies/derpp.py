@@ -8,12 +8,11 @@ code runs three forward passes and compares all outputs, also if the task of a s
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
 
 __all__ = ["DERpp"]
@@ -23,7 +22,6 @@ class DERpp(Strategy):
     """CE(stream) + alpha * MSE(first draw, its stored logits) + beta * CE(second draw).
 
     Args:
-        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         replay: Replayed samples per step and draw.
         forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
         alpha: Weight of the stored logits.
@@ -37,34 +35,11 @@ class DERpp(Strategy):
     """
 
     name = "derpp"
-    draws: ClassVar[int] = 2
     stores_logits: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        config: StrategyConfig | None = None,
-        *,
-        replay: int | None = None,
-        forward: Literal["joint", "separate"] | None = None,
-        alpha: float | None = None,
-        beta: float | None = None,
-        replay_from: Literal["past", "all"] | None = None,
-        distance: Literal["task", "all"] | None = None,
-    ) -> None:
-        settings = {
-            "train.replay": replay,
-            "strategy.forward": forward,
-            "strategy.alpha": alpha,
-            "strategy.beta": beta,
-            "strategy.replay_from": replay_from,
-            "strategy.distance": distance,
-        }
-        super().__init__(config, **settings)
-
     def loss(
-        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
+        self, model: Model, head: OutputMask, stream: Batch, dark: Batch, labelled: Batch
     ) -> tuple[Tensor, Tensor | None]:
-        dark, labelled = replay
         if len(dark) == 0:
             on_stream = forward(model, stream)
             return head.cross_entropy(on_stream, stream).mean(), on_stream.detach().float()

@@ -6,12 +6,9 @@ moments mix stream and memory), ``separate`` runs one after the other (two updat
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import Tensor
 
-from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
 
 __all__ = ["ER"]
@@ -21,7 +18,6 @@ class ER(Strategy):
     """Cross-entropy of stream and memory: the mean over all samples, or the sum of the two means.
 
     Args:
-        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         replay: Replayed samples per step.
         forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
         loss: Mean over all samples, or sum of the means of stream and memory.
@@ -33,29 +29,8 @@ class ER(Strategy):
     """
 
     name = "er"
-    draws: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        config: StrategyConfig | None = None,
-        *,
-        replay: int | None = None,
-        forward: Literal["joint", "separate"] | None = None,
-        loss: Literal["mean", "sum"] | None = None,
-        replay_from: Literal["past", "all"] | None = None,
-    ) -> None:
-        settings = {
-            "train.replay": replay,
-            "strategy.forward": forward,
-            "strategy.loss": loss,
-            "strategy.replay_from": replay_from,
-        }
-        super().__init__(config, **settings)
-
-    def loss(
-        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
-    ) -> tuple[Tensor, Tensor | None]:
-        (memory,) = replay
+    def loss(self, model: Model, head: OutputMask, stream: Batch, memory: Batch) -> tuple[Tensor, Tensor | None]:
         if len(memory) == 0:
             return head.cross_entropy(forward(model, stream), stream).mean(), None
         if self.config.forward == "joint":

@@ -11,13 +11,12 @@ task-incremental learning, both losses are over those of the above classes that 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
 
 __all__ = ["ERACE"]
@@ -27,7 +26,6 @@ class ERACE(Strategy):
     """CE(stream; classes in the batch) + CE(memory; classes seen so far).
 
     Args:
-        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         replay: Replayed samples per step.
         forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``, the default).
         replay_from: Whether past tasks are replayed, or all including the current one (the default).
@@ -38,28 +36,14 @@ class ERACE(Strategy):
     """
 
     name = "er-ace"
-    draws: ClassVar[int] = 1
+    seen: Tensor  # (outputs,) bool: the classes of the stream so far
     multi_label: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        config: StrategyConfig | None = None,
-        *,
-        replay: int | None = None,
-        forward: Literal["joint", "separate"] | None = None,
-        replay_from: Literal["past", "all"] | None = None,
-    ) -> None:
-        settings = {"train.replay": replay, "strategy.forward": forward, "strategy.replay_from": replay_from}
-        super().__init__(config, **settings)
 
     def setup(self) -> None:
         outputs = self.head.competing.shape[1]
-        self.seen = torch.zeros(outputs, dtype=torch.bool, device=self.device)  # classes of the stream so far
+        self.register_buffer("seen", torch.zeros(outputs, dtype=torch.bool))
 
-    def loss(
-        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
-    ) -> tuple[Tensor, Tensor | None]:
-        (memory,) = replay
+    def loss(self, model: Model, head: OutputMask, stream: Batch, memory: Batch) -> tuple[Tensor, Tensor | None]:
         outputs = torch.arange(len(self.seen), device=stream.label.device)
         present = (stream.label[:, None] == outputs).any(0)
         self.seen.logical_or_(present)

@@ -11,13 +11,13 @@ in class- and domain-incremental learning all.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward
-from contnorm.bench.strategies.tasks import TaskData, TaskInfo
+from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, TaskData, TaskInfo, forward
 
 __all__ = ["EWC"]
 
@@ -26,7 +26,6 @@ class EWC(Strategy):
     """CE(stream) + strength / 2 * sum of fisher * (weight - weight after the last task)**2.
 
     Args:
-        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         **settings: The fields of ``Settings``.
 
     Example:
@@ -56,34 +55,31 @@ class EWC(Strategy):
                 raise ValueError("strength must be 0 or more, gamma 0 to 1, and fisher_samples 1 or more")
 
     def setup(self) -> None:
-        self.fisher = {name: torch.zeros_like(p) for name, p in self._trained()}
-        self.anchor = {name: p.detach().clone() for name, p in self._trained()}
-        self.has_anchor = False
+        for number, parameter in enumerate(self._trained()):
+            self.register_buffer(f"fisher_{number}", torch.zeros_like(parameter))  # zero until the end of a task
+            self.register_buffer(f"anchor_{number}", parameter.detach().clone())
 
-    def _trained(self) -> list[tuple[str, Tensor]]:
-        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+    def _trained(self) -> list[Tensor]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def loss(
-        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
-    ) -> tuple[Tensor, Tensor | None]:
+    def _weights(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield each trained parameter with its Fisher information and its value after the last task."""
+        for number, parameter in enumerate(self._trained()):
+            yield parameter, self.get_buffer(f"fisher_{number}"), self.get_buffer(f"anchor_{number}")
+
+    def loss(self, model: Model, head: OutputMask, stream: Batch) -> tuple[Tensor, Tensor | None]:
         loss = head.cross_entropy(forward(model, stream), stream).mean()
-        if self.has_anchor:  # a Python value may change in a hook: steps are captured again after it
-            loss = loss + self.settings.strength / 2 * self._penalty()
-        return loss, None
-
-    def _penalty(self) -> Tensor:
-        parts = [(self.fisher[name] * (p - self.anchor[name]).square()).sum() for name, p in self._trained()]
-        return torch.stack(parts).sum()
+        penalty = torch.stack([(fisher * (p - anchor).square()).sum() for p, fisher, anchor in self._weights()]).sum()
+        return loss + self.settings.strength / 2 * penalty, None
 
     def on_task_end(self, task: TaskInfo, data: TaskData) -> None:
         new = self._estimate_fisher(data)
-        for name, parameter in self._trained():
-            self.fisher[name].mul_(self.settings.gamma).add_(new[name])
-            self.anchor[name].copy_(parameter.detach())
-        self.has_anchor = True
+        for (parameter, fisher, anchor), estimate in zip(self._weights(), new, strict=True):
+            fisher.mul_(self.settings.gamma).add_(estimate)
+            anchor.copy_(parameter.detach())
 
-    def _estimate_fisher(self, data: TaskData) -> dict[str, Tensor]:
-        names, parameters = zip(*self._trained(), strict=True)
+    def _estimate_fisher(self, data: TaskData) -> list[Tensor]:
+        parameters = self._trained()
         squares = [torch.zeros_like(parameter) for parameter in parameters]
         count = min(self.settings.fisher_samples, len(data))
         chosen = {number * len(data) // count for number in range(count)}
@@ -96,4 +92,4 @@ class EWC(Strategy):
                     if grad is not None:
                         square.addcmul_(grad, grad, value=1 / count)
         self.model.train()
-        return dict(zip(names, squares, strict=True))
+        return squares

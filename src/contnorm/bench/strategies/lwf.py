@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward
-from contnorm.bench.strategies.tasks import TaskData, TaskInfo
+from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, TaskData, TaskInfo, forward
 
 __all__ = ["LwF"]
 
@@ -25,7 +24,6 @@ class LwF(Strategy):
     """CE(stream) + strength * CE(softmax of old outputs, softmax of old outputs before the task), at a temperature.
 
     Args:
-        config: Settings of a run, which the engine passes; for `bench.run`, use the keywords instead.
         **settings: The fields of ``Settings``.
 
     Example:
@@ -34,6 +32,7 @@ class LwF(Strategy):
     """
 
     name = "lwf"
+    all_groups: Tensor
 
     @dataclass(frozen=True)
     class Settings:
@@ -53,14 +52,24 @@ class LwF(Strategy):
 
     def setup(self) -> None:
         self.old = copy.deepcopy(self.model).eval().requires_grad_(False)
-        self.groups = self.head.competing[:0]  # (groups, outputs): the old outputs of each softmax
+        self.register_buffer("all_groups", torch.zeros_like(self.head.competing))
+        self.group_count = 0  # none in the first task
 
-    def loss(
-        self, model: Model, head: OutputMask, stream: Batch, replay: tuple[Batch, ...]
-    ) -> tuple[Tensor, Tensor | None]:
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.group_count)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.group_count = int(state)
+
+    @property
+    def groups(self) -> Tensor:
+        """(groups, outputs) bool: the old outputs of each softmax."""
+        return self.all_groups[: self.group_count]
+
+    def loss(self, model: Model, head: OutputMask, stream: Batch) -> tuple[Tensor, Tensor | None]:
         logits = forward(model, stream)
         loss = head.cross_entropy(logits, stream).mean()
-        if len(self.groups):  # none in the first task
+        if self.group_count:  # changes at the end of a task only, so that steps can be captured
             with torch.no_grad():
                 target = self._log_probabilities(forward(self.old, stream)).exp()
             log_probabilities = self._log_probabilities(logits).masked_fill(~self.groups, 0.0)
@@ -76,8 +85,8 @@ class LwF(Strategy):
     def on_task_end(self, task: TaskInfo, data: TaskData) -> None:
         self.old.load_state_dict(self.model.state_dict())
         if self.head.all_compete:
-            group = torch.zeros_like(self.head.competing[:1])
-            group[0, list(task.classes)] = True
-            self.groups = self.groups.any(0, keepdim=True) | group
+            self.all_groups[0, list(task.classes)] = True
+            self.group_count = 1
         else:
-            self.groups = torch.cat([self.groups, self.head.competing[task.number : task.number + 1]])
+            self.all_groups[task.number] = self.head.competing[task.number]
+            self.group_count = task.number + 1

@@ -6,16 +6,16 @@ among the outputs, and its task. A plan lists the items of each step, and the en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from importlib import resources
+from typing import Any, Literal
 
 from contnorm.bench.config.schema import StreamConfig, merge_settings
-from contnorm.bench.data.arrays import ArraySource
-from contnorm.bench.data.dataset import MultiLabelSource, Source
+from contnorm.bench.data.dataset import ArraySource, Indices, MultiLabelSource, Source
 from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.rng import generator
-from contnorm.bench.streams.splits import SplitSamples, split_samples
 from contnorm.errors import UserError, unknown
 
 __all__ = [
@@ -31,11 +31,8 @@ __all__ = [
     "stream_defaults",
 ]
 
-Indices: TypeAlias = "NDArray[np.int64]"
-# Bounds of permuted streams, whose tasks are not bounded by the number of classes. The accuracy matrix, its record and
-# the evaluations grow with the square of the tasks; the items of all tasks take 24 bytes each.
+# Permuted streams are not bounded by the number of classes; their evaluations grow with the square of the tasks.
 MAX_PERMUTED_TASKS = 1000
-MAX_ITEMS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class TaskSequence:
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """A named stream and the default settings of its runs."""
+    """A named stream and the default settings of its runs, as in ``streams.toml``."""
 
     name: str
     sources: tuple[str, ...]  # the first one that is available is used; empty if a setting names it
@@ -106,203 +103,23 @@ class StreamSpec:
     class_order: tuple[int, ...] = ()  # labels in the order of tasks; empty for the order of the source
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    aliases: tuple[str, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
-# Fine labels in the order of the stream: blocks of five are tasks, and the first three tasks are for selection.
-# fmt: off
-_CIFAR100_ORDER = (
-    67, 63, 52, 50, 44, 47, 54, 35, 29, 76, 23, 66, 69, 84, 92, 43, 24, 81, 80, 1,
-    38, 87, 68, 37, 31, 72, 20, 91, 51, 39, 33, 30, 64, 94, 65, 32, 74, 6, 90, 86,
-    19, 27, 11, 97, 0, 62, 49, 73, 85, 56, 71, 99, 45, 8, 48, 58, 15, 22, 95, 46,
-    55, 41, 78, 17, 88, 34, 25, 83, 57, 5, 53, 4, 59, 93, 14, 82, 16, 61, 40, 60,
-    12, 10, 18, 77, 79, 13, 96, 70, 89, 26, 3, 9, 21, 2, 42, 7, 75, 28, 36, 98,
-)
-# fmt: on
-# Off by default: oracle moments need a pass over all data seen so far for each of 20 norm layers, after each task.
-_NO_DRIFT = {"evaluate": {"drift": False}}
-_RESNET = {"model": {"name": "resnet18", "width": 64, "stem": "pool"}, **_NO_DRIFT}
-# 100 channels are not divisible by 32 groups. An MLP has no spatial positions, so moments of small groups are noisy.
-_MLP = {"model": {"name": "mlp", "width": 100}, "norm": {"groups": 4}}
-_TINY_STEPS = {"train": {"lr": 0.03, "batch": 10, "replay": 10}}
-_TWO_AT_A_TIME = {**_MLP, **_TINY_STEPS, "stream": {"scenario": "task", "part": "all", "augment": False}}
-_FIVE_AT_A_TIME = {**_RESNET, **_TINY_STEPS, "stream": {"scenario": "task", "part": "learn", "augment": False}}
-_CLASS_INCREMENTAL = {
-    "model": {"name": "resnet18", "width": 64, "stem": "plain"},
-    "train": {"lr": 0.03, "batch": 32, "replay": 32},
-    "memory": {"kind": "reservoir", "size": 500},
-    "strategy": {"forward": "separate", "replay_from": "all"},
-    "stream": {"scenario": "class", "part": "all", "augment": True},
-    **_NO_DRIFT,
-}
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def _long_tail(rho: float) -> dict[str, Any]:
-    """Settings published for PRS: Adam, and joint batches of 10 stream images and 10 of 2,000 memory images."""
-    return {
-        "model": {"name": "resnet101", "width": 64},
-        "norm": {"groups": 4},
-        "train": {
-            "lr": 1e-4,
-            "optimizer": "adam",
-            "clip_value": 5.0,
-            "batch": 10,
-            "replay": 10,
-            "partial": "drop",
-        },
-        "memory": {"kind": "reservoir", "size": 2000, "rho": rho, "quirk": True},
-        "strategy": {"forward": "joint", "replay_from": "all"},
-        "stream": {"scenario": "free", "part": "all", "augment": False},
-        **_NO_DRIFT,
-    }
-
-
-_USER_DATA = {
-    "norm": {"groups": "auto"},
-    "stream": {"scenario": "class", "part": "all", "augment": False},
-    **_NO_DRIFT,
-}
-
 # Without task boundaries, a memory cannot have rings per task, and replay cannot be limited to earlier tasks.
 TASK_FREE: dict[str, Any] = {"memory": {"kind": "reservoir", "size": 500}, "strategy": {"replay_from": "all"}}
-STREAMS: dict[str, StreamSpec] = {
-    spec.name: spec
-    for spec in (
-        StreamSpec(
-            "permuted-mnist",
-            ("mnist", "digits"),
-            "5 tasks of 2,000 digits, each with another permutation of the pixels",
-            "permuted",
-            tasks=5,
-            defaults={
-                **_MLP,
-                **_TINY_STEPS,
-                "stream": {"scenario": "domain", "part": "all", "train_per_task": 2000, "augment": False},
-            },
-        ),
-        StreamSpec(
-            "split-mnist",
-            ("mnist", "digits"),
-            "5 tasks of 2 digits",
-            "split",
-            tasks=5,
-            per_task=2,
-            defaults=_TWO_AT_A_TIME,
-        ),
-        StreamSpec(
-            "split-fashion-mnist",
-            ("fashion-mnist",),
-            "5 tasks of 2 kinds of clothing",
-            "split",
-            tasks=5,
-            per_task=2,
-            defaults=_TWO_AT_A_TIME,
-        ),
-        StreamSpec(
-            "split-cifar10",
-            ("cifar10",),
-            "5 tasks of 2 classes, augmented",
-            "split",
-            tasks=5,
-            per_task=2,
-            mean=(0.4914, 0.4822, 0.4465),
-            std=(0.2470, 0.2435, 0.2615),
-            defaults=_CLASS_INCREMENTAL,
-        ),
-        StreamSpec(
-            "split-tiny-imagenet",
-            ("tiny-imagenet",),
-            "10 tasks of 20 classes, augmented",
-            "split",
-            tasks=10,
-            per_task=20,
-            mean=(0.4802, 0.4480, 0.3975),
-            std=(0.2770, 0.2691, 0.2821),
-            defaults=_CLASS_INCREMENTAL,
-        ),
-        StreamSpec(
-            "split-mini-imagenet",
-            ("mini-imagenet",),
-            "17 tasks of 5 classes, and 3 more for selection",
-            "split",
-            tasks=20,
-            per_task=5,
-            validation=3,
-            defaults=_FIVE_AT_A_TIME,
-        ),
-        StreamSpec(
-            "split-cifar100",
-            ("cifar100",),
-            "17 tasks of 5 classes, and 3 more for selection",
-            "split",
-            tasks=20,
-            per_task=5,
-            validation=3,
-            class_order=_CIFAR100_ORDER,
-            defaults=_FIVE_AT_A_TIME,
-        ),
-        StreamSpec(
-            "cocoseq",
-            ("cocoseq",),
-            "4 tasks of 70 kinds of things, several in a picture, common and rare; task-free",
-            "multi-label",
-            tasks=4,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
-            defaults=_long_tail(rho=-0.03),
-        ),
-        StreamSpec(
-            "nus-wideseq",
-            ("nus-wideseq",),
-            "6 tasks of 49 kinds of things, several in a picture, common and rare; task-free",
-            "multi-label",
-            tasks=6,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
-            defaults=_long_tail(rho=0.02),
-        ),
-        StreamSpec(
-            "multi-label",
-            (),
-            "one of your own whose pictures have several labels: stream.source names it; task-free",
-            "multi-label",
-            tasks=0,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
-            defaults=_long_tail(rho=0.0),
-        ),
-        StreamSpec(
-            "arrays", (), "your arrays: bench.Stream.from_arrays in Python", "user", tasks=0, defaults=_USER_DATA
-        ),
-        StreamSpec(
-            "folder",
-            (),
-            "your folder of images: bench.Stream.from_folder in Python",
-            "user",
-            tasks=0,
-            defaults=_USER_DATA,
-        ),
-    )
-}
-ALIASES = {
-    "seq-tinyimg": "split-tiny-imagenet",
-    "splittinyimagenet": "split-tiny-imagenet",
-    "splitminiimagenet": "split-mini-imagenet",
-    "perm-mnist": "permuted-mnist",
-    "permutedmnist": "permuted-mnist",
-    "seq-mnist": "split-mnist",
-    "splitmnist": "split-mnist",
-    "seq-fmnist": "split-fashion-mnist",
-    "splitfmnist": "split-fashion-mnist",
-    "seq-cifar10": "split-cifar10",
-    "splitcifar10": "split-cifar10",
-    "seq-cifar100": "split-cifar100",
-    "splitcifar100": "split-cifar100",
-    "coco-seq": "cocoseq",
-    "nuswideseq": "nus-wideseq",
-    "nus-wide-seq": "nus-wideseq",
-}
+
+
+def _read_specs() -> Iterator[StreamSpec]:
+    text = resources.files(__package__).joinpath("streams.toml").read_text(encoding="utf-8")
+    for name, raw in tomllib.loads(text).items():
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
+        yield StreamSpec(name, **values)
+
+
+STREAMS = {spec.name: spec for spec in _read_specs()}
+ALIASES = {alias: spec.name for spec in STREAMS.values() for alias in spec.aliases}
 
 
 def find_stream(name: str) -> StreamSpec:
@@ -333,241 +150,202 @@ def stream_defaults(spec: StreamSpec, scenario: str | None) -> dict[str, Any]:
 def check_stream(config: StreamConfig) -> None:
     """Raise an error for settings that do not apply to a stream: the run would ignore them, but have another config."""
     spec = find_stream(config.name)
-    if spec.kind == "permuted" and config.scenario in ("task", "class"):
-        raise UserError(
-            f"stream.scenario={config.scenario}: all tasks of {spec.name} have the same classes. "
-            f"Use stream.scenario=domain, or free."
-        )
-    if spec.kind == "permuted" and config.tasks is not None and not 1 <= config.tasks <= MAX_PERMUTED_TASKS:
-        raise UserError(f"stream.tasks={config.tasks} must be 1 to {MAX_PERMUTED_TASKS} for {spec.name}.")
-    if spec.kind == "permuted" and config.augment:
-        raise UserError(
-            f"stream.augment=true: crops and flips can't be applied to the permuted pixels of {spec.name}. Use "
-            f"stream.augment=false."
-        )
-    if spec.kind == "multi-label":
-        _check_multi_label(config)
-    if not spec.validation and config.part in ("learn", "validate"):
-        raise UserError(f"stream.part={config.part}: {spec.name} has no validation tasks. Use stream.part=all.")
-
-
-def _check_multi_label(config: StreamConfig) -> None:
+    permuted, multi_label = spec.kind == "permuted", spec.kind == "multi-label"
     problems = {
-        f"stream.scenario={config.scenario}: the stream is task-free": config.scenario not in (None, "free"),
-        "stream.class_order=seed: the order of the tasks is fixed": config.class_order == "seed",
-        "stream.augment=true: the stream has no augmentation": bool(config.augment),
+        f"stream.scenario={config.scenario}: all tasks of a permuted stream have the same classes": permuted
+        and config.scenario in ("task", "class"),
+        "stream.augment=true: crops and flips can't be applied to permuted pixels": permuted and config.augment,
+        f"stream.tasks={config.tasks}: must be 1 to {MAX_PERMUTED_TASKS}": permuted
+        and (config.tasks or 1) > MAX_PERMUTED_TASKS,
+        f"stream.scenario={config.scenario}: the stream is task-free": multi_label
+        and config.scenario not in (None, "free"),
+        "stream.class_order=seed: the order of the tasks is fixed": multi_label and config.class_order == "seed",
+        "stream.augment=true: the stream has no augmentation": multi_label and config.augment,
+        f"stream.part={config.part}: the stream has no validation tasks": not spec.validation
+        and config.part in ("learn", "validate"),
     }
     for problem, applies in problems.items():
         if applies:
-            raise UserError(f"{problem} ({config.name}). Leave the setting out.")
+            raise UserError(f"{problem} ({spec.name}). Use another value, or leave the setting out.")
 
 
 def build_stream(config: StreamConfig, source: Source, seed: int) -> TaskSequence:
     """Build the tasks of a stream for one seed, over a loaded source."""
     check_stream(config)
     spec = find_stream(config.name)
-    if spec.kind == "multi-label":
-        return _multi_label(spec, config, source, seed)
-    if spec.kind == "permuted":
-        return _permuted(spec, config, source, seed)
-    if isinstance(source, ArraySource):
-        return _user_data(config, source, seed)
-    return _split(spec, config, source, seed)
-
-
-def _permuted(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> TaskSequence:
-    tasks = spec.tasks if config.tasks is None else config.tasks
-    _check_items(config, tasks, source)
-    rng = generator(seed if config.class_order == "seed" else 0, "permutation")
-    pixels = int(np.prod(source.train_images.shape[1:]))
-    permutations = np.empty((tasks, pixels), dtype=np.int64)
-    for order in permutations:
-        order[:] = rng.permutation(pixels)
-    training, testing = split_samples(config.holdout, source)
-    all_train, all_test = np.flatnonzero(training.usable), np.flatnonzero(testing.usable)
-    train = _draw_tasks([all_train] * tasks, config.train_per_task, "train", seed, spec.name)
-    test = _draw_tasks([all_test] * tasks, config.test_per_task, "test", 0, spec.name)
-    return TaskSequence(
-        source,
-        _items(train, [training.labels[chosen] for chosen in train]),
-        _items(test, [testing.labels[chosen] for chosen in test]),
-        tasks,
-        source.classes,
-        np.ones((tasks, source.classes), dtype=bool),
-        permutations,
-        task_free=config.scenario == "free",
-        held_out=config.holdout is not None,
-    )
-
-
-def _split(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> TaskSequence:
-    order = np.array(spec.class_order or range(source.classes))
-    if config.class_order == "seed":
-        order = generator(seed, "class order").permutation(source.classes)
-    blocks = order[: spec.tasks * spec.per_task].reshape(spec.tasks, spec.per_task)
-    blocks = {"all": blocks, "learn": blocks[spec.validation :], "validate": blocks[: spec.validation]}[
-        config.part or "all"
-    ]
-    blocks = blocks[: _task_count(config, len(blocks))]
-    tasks, domain = len(blocks), config.scenario == "domain"
-    outputs = spec.per_task if domain else blocks.size
-    label_of = np.full(source.classes, -1)
-    label_of[blocks.ravel()] = np.tile(np.arange(spec.per_task), tasks) if domain else np.arange(blocks.size)
-
-    def indices_by_task(samples: SplitSamples, split: str) -> list[Indices]:
-        indices = [samples.where(np.isin(samples.labels, block)) for block in blocks]
-        _check_samples(indices, split, spec.name, source)
-        return indices
-
-    training, testing = split_samples(config.holdout, source)
-    train = _draw_tasks(indices_by_task(training, "train"), config.train_per_task, "train", seed, spec.name)
-    test = _draw_tasks(indices_by_task(testing, "test"), config.test_per_task, "test", 0, spec.name)
-    competing = np.ones((tasks, outputs), dtype=bool)
-    if config.scenario == "task":
-        competing = np.arange(outputs)[None] // spec.per_task == np.arange(tasks)[:, None]
-    return TaskSequence(
-        source,
-        _items(train, [label_of[training.labels[c]] for c in train]),
-        _items(test, [label_of[testing.labels[c]] for c in test]),
-        tasks,
-        outputs,
-        competing,
-        mean=spec.mean,
-        std=spec.std,
-        padding=4 if config.augment else None,
-        task_free=config.scenario == "free",
-        held_out=config.holdout is not None,
-    )
-
-
-def _user_data(config: StreamConfig, source: ArraySource, seed: int) -> TaskSequence:
-    """Build the tasks of a user's data set: sets of classes, or the given tasks of the samples."""
-    tasks, domain = _task_count(config, source.tasks), config.scenario == "domain"
+    if spec.kind == "multi-label" and not isinstance(source, MultiLabelSource):
+        raise UserError(f"stream.source={source.name}: its images have one label each, but {spec.name} needs several.")
     if config.augment and source.train_images.ndim != 4:
         raise UserError("stream.augment=true: crops and flips need images of shape (channels, height, width).")
-    if source.task_classes is None:
-        if config.class_order == "seed":
-            raise UserError("stream.class_order=seed: the tasks of this stream are given by task_ids. Leave it out.")
-        label_of, outputs = np.arange(source.classes), source.classes
-    else:
-        blocks = _class_blocks(config, source.task_classes, seed)[:tasks]
-        label_of, task_of_class = np.full(source.classes, -1), np.full(source.classes, -1)
-        for task, block in enumerate(blocks):
-            label_of[block] = np.arange(len(block)) + (0 if domain else sum(map(len, blocks[:task])))
-            task_of_class[block] = task
-        outputs = int(label_of.max()) + 1
-    items = []
+    blocks = _class_blocks(spec, config, source, seed)
+    available = getattr(source, "tasks", MAX_PERMUTED_TASKS) if blocks is None else len(blocks)
+    tasks = config.tasks or (spec.tasks if spec.kind == "permuted" else available)
+    if tasks > available:
+        raise UserError(f"stream.tasks={tasks} must be 1 to {available} for {config.name} here.")
+    blocks = None if blocks is None else blocks[:tasks]
+    label_of = _labels_among_outputs(source.classes, blocks, config.scenario == "domain")
     training, testing = split_samples(config.holdout, source)
-    for split, samples, limit, split_seed in (
-        ("train", training, config.train_per_task, seed),
-        ("test", testing, config.test_per_task, 0),
-    ):
-        task_of = task_of_class[samples.labels] if samples.task is None else samples.task
-        indices = [samples.where(task_of == task) for task in range(tasks)]
-        _check_samples(indices, split, config.name, source)
-        chosen = _draw_tasks(indices, limit, split, split_seed, config.name)
-        items.append(_items(chosen, [label_of[samples.labels[part]] for part in chosen]))
-    competing = np.ones((tasks, outputs), dtype=bool)
+    train = _draw_items("train", training, config, tasks, blocks, label_of, seed)
+    test = _draw_items("test", testing, config, tasks, blocks, label_of, 0)
+    competing = np.ones((tasks, int(label_of.max()) + 1), dtype=bool)
     if config.scenario == "task":
         competing[:] = False
-        for part in items:
-            competing[part.task, part.label] = True
-    train, test = items
+        outputs: list[tuple[Any, Any]] = [(part.task, part.label) for part in (train, test)]
+        if blocks is not None:  # also classes of which no sample was drawn
+            outputs = [(task, label_of[block]) for task, block in enumerate(blocks)]
+        for task, label in outputs:
+            competing[task, label] = True
+    permutations = None
+    if spec.kind == "permuted":
+        rng = generator(seed if config.class_order == "seed" else 0, "permutation")
+        pixels = int(np.prod(source.train_images.shape[1:]))
+        permutations = np.empty((tasks, pixels), dtype=np.int64)
+        for order in permutations:
+            order[:] = rng.permutation(pixels)
     return TaskSequence(
         source,
         train,
         test,
         tasks,
-        outputs,
+        competing.shape[1],
         competing,
-        padding=4 if config.augment else None,
-        task_free=config.scenario == "free",
-        held_out=config.holdout is not None,
-    )
-
-
-def _class_blocks(config: StreamConfig, blocks: Sequence[Sequence[int]], seed: int) -> list[Indices]:
-    """Return the classes of each task; with ``class_order="seed"``, tasks of the same sizes with classes at random."""
-    classes = np.concatenate([np.array(block) for block in blocks])
-    if config.class_order == "seed":
-        classes = generator(seed, "class order").permutation(classes)
-    return np.split(classes, np.cumsum([len(block) for block in blocks])[:-1])
-
-
-def _multi_label(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> TaskSequence:
-    """Build the tasks that the source defines; images are in random order within each task."""
-    if not isinstance(source, MultiLabelSource):
-        raise UserError(f"stream.source={source.name}: its images have one label each, but {spec.name} needs several.")
-    tasks = _task_count(config, source.tasks)
-
-    def indices_by_task(samples: SplitSamples) -> list[Indices]:
-        assert samples.task is not None
-        return [samples.where(samples.task == task) for task in range(tasks)]
-
-    training, testing = split_samples(config.holdout, source)
-    train = _draw_tasks(indices_by_task(training), config.train_per_task, "train", seed, spec.name)
-    test = _draw_tasks(indices_by_task(testing), config.test_per_task, "test", 0, spec.name)
-    return TaskSequence(
-        source,
-        _items(train, [training.labels[c] for c in train]),
-        _items(test, [testing.labels[c] for c in test]),
-        tasks,
-        source.classes,
-        np.ones((tasks, source.classes), dtype=bool),
+        permutations,
         mean=spec.mean,
         std=spec.std,
-        task_free=True,
+        padding=4 if config.augment else None,
+        task_free=config.scenario == "free" or spec.kind == "multi-label",
         held_out=config.holdout is not None,
     )
 
 
-def _check_items(config: StreamConfig, tasks: int, source: Source) -> None:
-    """Raise an error for a permuted stream that does not fit in memory, before it is built."""
-    train = min(config.train_per_task or len(source.train_labels), len(source.train_labels))
-    test = min(config.test_per_task or len(source.test_labels), len(source.test_labels))
-    if tasks * (train + test) > MAX_ITEMS:
-        raise UserError(
-            f"stream.tasks={tasks}: {tasks:,} tasks of {train:,} train and {test:,} test samples are more than the "
-            f"{MAX_ITEMS:,} samples a stream may have. Use up to {MAX_ITEMS // (train + test)} tasks, or set "
-            f"stream.train_per_task and stream.test_per_task."
+def _labels_among_outputs(classes: int, blocks: Sequence[Indices] | None, domain: bool) -> Indices:
+    """Return the output of each class, -1 for classes in no task; outputs are numbered in the order of the tasks."""
+    if blocks is None:
+        return np.arange(classes)
+    label_of = np.full(classes, -1)
+    for task, block in enumerate(blocks):
+        first = 0 if domain else sum(map(len, blocks[:task]))
+        label_of[block] = np.arange(first, first + len(block))
+    return label_of
+
+
+def _draw_items(
+    split: str,
+    samples: SplitSamples,
+    config: StreamConfig,
+    tasks: int,
+    blocks: Sequence[Indices] | None,
+    label_of: Indices,
+    seed: int,
+) -> Items:
+    """Draw the samples of each task in random order; each task has a random generator of its own."""
+    limit = config.train_per_task if split == "train" else config.test_per_task
+    images = []
+    for task in range(tasks):
+        mask = samples.usable
+        if blocks is not None:
+            mask = mask & np.isin(samples.labels, blocks[task])
+        elif samples.task is not None:
+            mask = mask & (samples.task == task)
+        indices = np.flatnonzero(mask)
+        if not 1 <= (limit or 1) <= len(indices):
+            raise UserError(
+                f"{config.name}: task {task} has {len(indices):,} {split} samples, and needs {limit or 1:,}. Complete "
+                f"the data set, or change stream.tasks or stream.{split}_per_task."
+            )
+        shuffled = generator(seed, f"{split} {task}").permutation(indices)
+        images.append(shuffled if limit is None else shuffled[:limit].copy())  # a view would hold all of them
+    labels = [samples.labels[part] for part in images]
+    if samples.labels.ndim == 1:
+        labels = [label_of[part] for part in labels]
+    task_of = np.repeat(np.arange(tasks), [len(part) for part in images])
+    return Items(np.concatenate(images), np.concatenate(labels), task_of)
+
+
+def _class_blocks(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> list[Indices] | None:
+    """Return the classes of each task; None if tasks are not sets of classes.
+
+    With ``class_order="seed"``, tasks have the same sizes and classes at random.
+    """
+    rng = generator(seed, "class order")
+    if isinstance(source, ArraySource):
+        if source.task_classes is None:
+            if config.class_order == "seed":
+                raise UserError(
+                    "stream.class_order=seed: the tasks of this stream are given by task_ids. Leave it out."
+                )
+            return None
+        sizes = [len(block) for block in source.task_classes]
+        order = np.concatenate(source.task_classes)
+        if config.class_order == "seed":
+            order = rng.permutation(order)
+    elif spec.kind == "split":
+        sizes = [spec.per_task] * spec.tasks
+        order = np.array(spec.class_order or range(source.classes))
+        if config.class_order == "seed":
+            order = rng.permutation(source.classes)
+    else:
+        return None
+    ends = np.cumsum(sizes)
+    blocks: list[Indices] = np.split(order[: ends[-1]], ends[:-1])
+    parts = {"learn": blocks[spec.validation :], "validate": blocks[: spec.validation]}
+    return parts.get(config.part or "all", blocks)
+
+
+@dataclass(frozen=True)
+class SplitSamples:
+    """Samples of a data set that a split may use.
+
+    Attributes:
+        labels: Label of each sample of the data set.
+        task: Task of each sample, if the data set assigns them; otherwise None.
+        usable: Mask of the samples of the split.
+    """
+
+    labels: NDArray[np.integer[Any]]
+    task: Indices | None
+    usable: NDArray[np.bool_]
+
+
+def split_samples(holdout: float | None, source: Source) -> tuple[SplitSamples, SplitSamples]:
+    """Return the training and the test samples of a stream.
+
+    Args:
+        holdout: Share of the training samples of each class that replaces the test samples; None for the test samples
+            of the data set. The held-out samples are the same for all seeds.
+        source: The data set.
+    """
+    task = getattr(source, "train_task", None)
+    if holdout is None:
+        test_task = getattr(source, "test_task", None)
+        return (
+            SplitSamples(source.train_labels, task, np.ones(len(source.train_labels), dtype=bool)),
+            SplitSamples(source.test_labels, test_task, np.ones(len(source.test_labels), dtype=bool)),
         )
+    held = _held_out(holdout, source, task)
+    return SplitSamples(source.train_labels, task, ~held), SplitSamples(source.train_labels, task, held)
 
 
-def _check_samples(indices_by_task: Sequence[Indices], split: str, name: str, source: Source) -> None:
-    """Raise an error if a task has no samples: its accuracy would be undefined, or measured without training."""
-    empty = [task for task, indices in enumerate(indices_by_task) if not len(indices)]
-    if empty:
-        raise UserError(
-            f"{name}: {len(empty)} of {len(indices_by_task)} tasks have no {split} samples in {source.name}, such "
-            f"as task {empty[0]}. Complete the data set, or use the first tasks only with stream.tasks."
-        )
+def _held_out(share: float, source: Source, task: Indices | None) -> NDArray[np.bool_]:
+    """Return a mask of the training samples to hold out.
 
-
-def _task_count(config: StreamConfig, available: int) -> int:
-    tasks = available if config.tasks is None else config.tasks
-    if not 1 <= tasks <= available:
-        raise UserError(f"stream.tasks={tasks} must be 1 to {available} for {config.name} here.")
-    return tasks
-
-
-def _draw_tasks(
-    indices_by_task: Sequence[Indices], limit: int | None, purpose: str, seed: int, name: str
-) -> list[Indices]:
-    """Draw ``limit`` samples of each task, or all without a limit; each task has a random generator of its own."""
-    return [
-        _draw_task(indices, limit, generator(seed, f"{purpose} {task}"), name)
-        for task, indices in enumerate(indices_by_task)
-    ]
-
-
-def _draw_task(indices: Indices, limit: int | None, rng: np.random.Generator, name: str) -> Indices:
-    """Draw ``limit`` samples in random order; all of them without a limit."""
-    if limit is not None and not 1 <= limit <= len(indices):
-        raise UserError(f"{name}: {limit:,} samples per task are requested, but a task has {len(indices):,}.")
-    shuffled = rng.permutation(indices)
-    return shuffled if limit is None else shuffled[:limit].copy()  # a view would hold all indices in memory
-
-
-def _items(images: list[Indices], labels: list[NDArray[Any]]) -> Items:
-    task = np.repeat(np.arange(len(images)), [len(part) for part in images])
-    return Items(np.concatenate(images), np.concatenate(labels), task)
+    It is the same share of every class; where the data set assigns tasks to samples, of every class of every task.
+    Multi-label samples have no single class, so there it is the share of every task.
+    """
+    labels = source.train_labels
+    part = np.zeros(len(labels), dtype=np.int64) if labels.ndim == 2 else labels.astype(np.int64)
+    if task is not None:
+        part = part + task * (int(part.max(initial=0)) + 1)
+    held = np.zeros(len(labels), dtype=bool)
+    rng = generator(0, "holdout")
+    for value in np.unique(part):
+        indices = np.flatnonzero(part == value)
+        count = round(share * len(indices))
+        if not 1 <= count < len(indices):
+            what = "a task" if labels.ndim == 2 else f"class {int(labels[indices[0]])}"
+            raise UserError(
+                f"stream.holdout={share:g}: {what} of {source.name} has {len(indices)} training samples, of which "
+                f"{count} would be held out. Use a share that leaves samples in both parts."
+            )
+        held[rng.permutation(indices)[:count]] = True
+    return held

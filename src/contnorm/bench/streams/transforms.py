@@ -13,8 +13,6 @@ from torch import Tensor
 
 from contnorm.bench.streams.image_store import DeviceImages, SplitImages
 from contnorm.bench.streams.tasks import Items, TaskSequence
-from contnorm.kernels.triton.augment import augmented
-from contnorm.kernels.triton.availability import can_launch
 
 __all__ = ["DeviceStream", "crop_and_flip"]
 
@@ -37,13 +35,7 @@ class DeviceStream:
         self._mean, self._std = (
             None if v is None else torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (stream.mean, stream.std)
         )
-        images = stream.source.train_images
-        self._scaled = images.dtype == np.uint8  # other values are used as they are
-        self._fused = self._scaled and images.ndim == 4  # the augmentation kernel takes images of bytes
-        if self._fused:
-            # Normalized value of each byte, for lookups in that kernel.
-            bytes_ = torch.arange(256, device=device).expand(1, images.shape[1], 1, 256)
-            self._levels = self._normalize(bytes_).reshape(images.shape[1], 256).contiguous()
+        self._scaled = stream.source.train_images.dtype == np.uint8  # other values are used as they are
 
     def train_x(self, items: Tensor, views: Tensor | None = None) -> Tensor:
         """Return the inputs (B, C, H, W) of training items, in float32."""
@@ -61,16 +53,13 @@ class DeviceStream:
 
     def seen(self, pixels: Tensor, image: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
         """Return network inputs of the selected images: permuted by task or augmented, and normalized."""
-        padding = self.sequence.padding or 0
-        if self._fused and pixels.is_cuda and can_launch(pixels.device):
-            return augmented(
-                pixels, image, self._levels, task=task, orders=self.permutations, views=views, padding=padding
-            )
         x = pixels[image]
         if self.permutations is not None:
             x = x.flatten(1).gather(1, self.permutations[task]).view(x.shape)
         if views is not None:
-            x = crop_and_flip(x, views, padding)
+            x = crop_and_flip(x, views, self.sequence.padding or 0)
+        if x.is_cuda and x.dim() == 4:  # the layout that is fast on tensor cores
+            x = x.contiguous(memory_format=torch.channels_last)
         return self._normalize(x)
 
     def _normalize(self, x: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""Compilation of C++ sources into shared libraries, which are cached in a private folder of the user.
+"""Compilation of C++ sources into shared libraries, which are cached in a folder of the user.
 
 A library is compiled at its first use on a machine, and loaded from the cache afterwards. The name of its file has a
 hash of everything that it depends on: source, headers, flags, compiler and processor. So a change of any of them
 compiles it again, and processes that compile the same library at once write the same file, each atomically.
 
-Loading a library executes it. So the folder ``$XDG_CACHE_HOME/contnorm/cpp`` (by default in ``~/.cache``) and its files
-must belong to the user, and nobody else may be able to write to them or to replace a folder above them.
+The folder is ``$XDG_CACHE_HOME/contnorm/cpp``, by default in ``~/.cache``. Loading a library executes it, so the folder
+is created for the user alone.
 
 Without a compiler, without a cache folder, or on other systems than Linux there is no library. `build_library` then
 returns None, and callers have another implementation.
@@ -19,8 +19,6 @@ import platform
 import shlex
 import shutil
 import signal
-import stat
-import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -35,9 +33,6 @@ __all__ = ["BuildError", "build_library", "cache_folder", "compile_library", "fi
 COMPILERS = ("g++", "clang++", "c++")
 # So long that it does not decide between two kernels on a busy machine: it only ends a compiler that hangs.
 TIMEOUT_S = 600.0
-# Header of a 64-bit little-endian library: what it is, then position, entry size and length of its table of sections.
-_ELF = struct.Struct("<6s34xQ10xHH2x")
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class BuildError(Exception):
@@ -96,13 +91,13 @@ def compile_library(
         raise BuildError("there is no C++ compiler (CXX is not set, and there is no g++ or clang++)")
     try:
         key = _key([source, *headers], [*flags, *libraries], [*depends_on, *_identity(compiler, tuple(flags))])
-        folder = _private_folder(cache_folder())
+        folder = cache_folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"{source.stem}-{key}.so"
-        if not path.exists() or _is_cut_short(path):
+        if not path.exists():
             if cached:
                 raise BuildError(f"{source.name} is not compiled yet")
             _compile([*compiler, "-shared", "-fPIC", *flags, str(source)], list(libraries), path)
-        _check_file(path)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         raise BuildError(f"{source.name} can't be compiled or cached ({error.strerror or error}{where})") from error
@@ -174,7 +169,7 @@ def _compile(command: list[str], libraries: list[str], path: Path) -> None:
         _run([*command, "-o", str(draft), *libraries], "the C++ compiler failed")
         if not draft.is_file():
             raise BuildError(f"the C++ compiler wrote no library ({command[0]})")
-        draft.chmod(stat.S_IRWXU)
+        draft.chmod(0o700)
 
 
 def _run(command: list[str], problem: str) -> str:
@@ -206,48 +201,3 @@ def _run(command: list[str], problem: str) -> str:
         first = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
         raise BuildError(f"{problem} ({command[0]}, exit status {process.returncode}: {first})")
     return output
-
-
-def _private_folder(path: Path) -> Path:
-    """Create a folder if it does not exist, and return its real path; nobody but the user may control what is in it.
-
-    Nothing is created in a folder that is refused: as root with the home folder of a user, folders of root would keep
-    that user from having a cache.
-    """
-    path = Path(os.path.realpath(path))  # unlike `resolve`, raises no RuntimeError for a loop of links
-    _check_folders(path)
-    for folder in reversed([path, *path.parents]):
-        if not folder.exists():
-            folder.mkdir(stat.S_IRWXU, exist_ok=True)  # another process may be creating it
-    _check_folders(path)
-    return path
-
-
-def _check_folders(path: Path) -> None:
-    """Raise if another user controls what is in a folder; those of its parents that exist are checked as well."""
-    for folder in filter(Path.exists, (path, *path.parents)):
-        status = folder.stat()
-        sticky = folder != path and status.st_mode & stat.S_ISVTX  # as /tmp: only the owner renames what is in it
-        if status.st_uid not in ((os.getuid(),) if folder == path else (os.getuid(), 0)):
-            raise BuildError(f"the folder {folder} belongs to another user, who could replace a compiled library")
-        if status.st_mode & _OTHERS_WRITE and not sticky:
-            raise BuildError(f"other users may write to the folder {folder}, and could replace a compiled library")
-
-
-def _is_cut_short(path: Path) -> bool:
-    """Whether a library ends before its table of sections, which is last; loading it would end the process (SIGBUS)."""
-    if not path.is_file() or path.is_symlink():
-        return False  # refused later
-    with path.open("rb") as file:
-        head = file.read(_ELF.size)
-    if len(head) < _ELF.size:
-        return True
-    magic, offset, entry, count = _ELF.unpack(head)
-    return bool(magic == b"\x7fELF\x02\x01" and path.stat().st_size < offset + entry * count)
-
-
-def _check_file(path: Path) -> None:
-    """Raise if a cached library is not a file of the user that only the user may write."""
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & _OTHERS_WRITE:
-        raise BuildError(f"{path} is not a file that belongs to the user and that only the user may write")

@@ -19,15 +19,12 @@ __all__ = [
     "INSTALLED",
     "INTERPRETED",
     "TYPES",
-    "Recompute",
     "before_relu",
     "can_launch",
     "can_use_kernels",
     "is_plain",
     "torch_gradients",
 ]
-
-Recompute = Callable[..., Tensor]
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of inputs; the kernels compute in float32
 
@@ -71,7 +68,7 @@ def before_relu(dy: Tensor, y: Tensor | None) -> Tensor:
 
 
 def torch_gradients(
-    recompute: Recompute, dy: Tensor, arguments: Sequence[Tensor | None], needed: Sequence[bool]
+    recompute: Callable[..., Tensor], dy: Tensor, arguments: Sequence[Tensor | None], needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Compute gradients with torch operators; they are differentiable if grad mode is enabled.
 

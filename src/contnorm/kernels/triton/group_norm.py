@@ -1,8 +1,7 @@
-"""Group norm with a Triton kernel, as a step of other norms: accurate at large means, in the layout of its input.
+"""Group norm with a Triton kernel: accurate at large means, in the layout of its input.
 
-Torch's operator loses precision at large means, copies channels_last input to the contiguous layout and back, and
-returns its result in the dtype of its input; here the caller chooses the dtype. This module is the host code, including
-the other kernels of the paper's variants. Triton is imported at the first launch.
+Torch's operator loses precision at large means, and copies channels_last input to the contiguous layout and back. This
+module is the host code. Triton is imported at the first launch.
 """
 
 from __future__ import annotations
@@ -20,27 +19,12 @@ from contnorm.kernels.triton.continual.launch import dense, in_layout, like, siz
 from contnorm.kernels.triton.continual.plan import Sizes, power
 from contnorm.kernels.triton.launcher import launch, on_device_of
 
-__all__ = ["ShiftedInput", "batch_then_group_norm", "group_step", "subtract_channel_pivot"]
+__all__ = ["group_step"]
 
-BLOCK = 1024
 SECTOR = 8  # fewest adjacent channels of a tile in channels_last layout: 32 bytes of float32
 TWO_SECTORS = 16  # fewest adjacent channels if the tile still has all positions
 SMALL, LARGE = 512, 8192  # values of a tile: at least, by several groups side by side, and at most
 MANY_SAMPLES = 1024  # above it torch sums parameter gradients: it splits a long sum over several programs
-
-
-class ShiftedInput(NamedTuple):
-    """An input minus the pivot of each channel.
-
-    Attributes:
-        signal: The shifted input, in float32.
-        pivot: (C,), the pivots.
-        about: (C,), the running mean minus the pivot; undefined without a running mean.
-    """
-
-    signal: Tensor
-    pivot: Tensor
-    about: Tensor
 
 
 class Tile(NamedTuple):
@@ -82,15 +66,14 @@ def group_step(
     bias: Tensor | None,
     eps: float,
     groups: int,
-    dtype: torch.dtype,
     residual: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
-    """``F.group_norm`` with the result in this dtype, for inputs that `continual.unsupported_reason` accepts.
+    """``F.group_norm`` of an input that `continual.unsupported_reason` accepts, in its dtype.
 
     If they are given, a residual of the input's shape is added and ReLU applied, before the only rounding.
     """
-    y: Tensor = _GroupStep.apply(x, weight, bias, residual, eps, groups, dtype, relu)  # type: ignore[no-untyped-call]
+    y: Tensor = _GroupStep.apply(x, weight, bias, residual, eps, groups, relu)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -104,13 +87,12 @@ class _GroupStep(torch.autograd.Function):
         residual: Tensor | None,
         eps: float,
         groups: int,
-        dtype: torch.dtype,
         relu: bool,
     ) -> Tensor:
-        ctx.eps, ctx.groups, ctx.dtype = eps, groups, dtype
+        ctx.eps, ctx.groups = eps, groups
         ctx.set_materialize_grads(False)
         x_in_layout = in_layout(x)
-        y = torch.empty_like(x_in_layout, dtype=dtype)
+        y = torch.empty_like(x_in_layout)
         table = torch.empty(3 * x.shape[0] * groups, dtype=torch.float32, device=x.device)
         added = None if residual is None else like(residual, x_in_layout)
         tensors = x_in_layout, dense(weight), dense(bias), added, y, table
@@ -121,8 +103,8 @@ class _GroupStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         if dy is None:
-            return (None,) * 8
-        return *(_gradients if can_use_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None, None
+            return (None,) * 7
+        return *(_gradients if can_use_kernels(dy) else _plain_gradients)(ctx, dy), None, None, None
 
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -168,68 +150,11 @@ def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     def recompute(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         signal = subtract_slab_pivot(x, ctx.groups)
         scale, offset = (None if p is None else p.to(signal.dtype) for p in (weight, bias))
-        return group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(ctx.dtype)
+        return group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(x.dtype)
 
     *saved, y, _ = ctx.saved_tensors
     dy = before_relu(dy, y)
     return *torch_gradients(recompute, dy, saved, ctx.needs_input_grad[:3]), dy if ctx.needs_input_grad[3] else None
-
-
-def batch_then_group_norm(
-    x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    groups: int,
-    tied: bool,
-) -> Tensor:
-    """Batch norm with given moments, then group norm, in one pass; without gradients."""
-    x_in_layout = in_layout(x)
-    y = torch.empty_like(x_in_layout)
-    tensors = x_in_layout, *map(dense, (mean, var, weight, bias)), y
-    _run("evaluate", x_in_layout, groups, tensors, eps, TIED=tied)
-    return y
-
-
-class _SubtractPivot(torch.autograd.Function):
-    """Subtract the pivot, which gets no gradient because the normalized result does not depend on it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, running_mean: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.dtype = x.dtype
-        x_in_layout = in_layout(x)
-        sizes = sizes_of(x_in_layout, 1)
-        signal = torch.empty_like(x_in_layout, dtype=torch.float32)
-        pivot, about = (torch.empty(sizes.channels, dtype=torch.float32, device=x.device) for _ in range(2))
-        chunks = -(-sizes.channels * sizes.length // BLOCK)
-        with on_device_of(x):
-            launch(
-                _code().subtract_channel_pivot,
-                (sizes.samples * chunks,),
-                x_in_layout,
-                running_mean,
-                signal,
-                pivot,
-                about,
-                *sizes[:3],
-                chunks,
-                LAST=sizes.last,
-                BLOCK=BLOCK,
-                num_warps=4,
-            )
-        ctx.mark_non_differentiable(pivot, about)
-        return signal, pivot, about
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-        return dy.to(ctx.dtype), None
-
-
-def subtract_channel_pivot(x: Tensor, running_mean: Tensor | None) -> ShiftedInput:
-    """Subtract from each channel the median of three of its values: the first, one in the middle, and the last."""
-    return ShiftedInput(*_SubtractPivot.apply(x, running_mean))  # type: ignore[no-untyped-call]
 
 
 def _run(

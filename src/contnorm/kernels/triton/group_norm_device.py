@@ -1,4 +1,4 @@
-"""Device code of `group_norm`: group norm, forward and backward, and the pivot subtraction before a batch norm.
+"""Device code of `group_norm`: forward and backward.
 
 A program processes one or more whole groups of one sample, with one lane per channel: a group has KP lanes, the
 smallest power of two that is at least its K channels, and BC is a multiple of KP. It iterates over the positions in
@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["backward", "evaluate", "forward", "subtract_channel_pivot", "sum_over_samples"]
+__all__ = ["backward", "forward", "sum_over_samples"]
 
 SIZES = ["N", "blocks"]  # not specialized: Triton would compile another kernel for 1 or a multiple of 16
 
@@ -284,84 +284,3 @@ def sum_over_samples(part_ptr, dweight_ptr, dbias_ptr, N, C, BN: tl.constexpr, B
         tl.store(dweight_ptr + c, tl.sum(against, 0).to(dweight_ptr.dtype.element_ty), mask=c < C)
     if dbias_ptr is not None:
         tl.store(dbias_ptr + c, tl.sum(along, 0).to(dbias_ptr.dtype.element_ty), mask=c < C)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def evaluate(
-    x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, y_ptr, N, C, L, blocks, eps,
-    TIED: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, LAST: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
-    WHOLE: tl.constexpr,
-):  # fmt: skip
-    """Batch norm with given moments, with affine parameters if ``TIED``, then group norm with affine parameters.
-
-    The batch norm scales each row and shifts it to a level. For data far from the given mean, levels are large and
-    their differences small. So they are computed in float64, one number per row, and only the difference to the first
-    row of the group is used: group norm is invariant to the rest.
-    """
-    n, c, exists = _share(C, blocks, K, KP, BC)
-    x_ptr += n * C * L
-    y_ptr += n * C * L
-    pivot = _median_of_three(
-        x_ptr + _place(c, 0, C, L, LAST),
-        x_ptr + _place(c, L // 2, C, L, LAST),
-        x_ptr + _place(c, L - 1, C, L, LAST),
-        exists,
-    )
-    weight = _parameter(weight_ptr, c, exists, 1.0, BC)
-    bias = _parameter(bias_ptr, c, exists, 0.0, BC)
-    running_mean = tl.load(mean_ptr + c, mask=exists, other=0).to(tl.float64)
-    running_var = tl.load(var_ptr + c, mask=exists, other=1).to(tl.float64)
-    gain = 1.0 / tl.sqrt(running_var + eps)
-    if TIED:
-        gain = gain * weight.to(tl.float64)
-    level = (pivot.to(tl.float64) - running_mean) * gain
-    if TIED:
-        level = level + bias.to(tl.float64)
-    level = tl.where(exists, level, 0.0)
-    firsts = tl.where(exists & (c % K == 0), level, 0.0)
-    level = (level - _group_sum(firsts, KP, BC)).to(tl.float32)
-    gain = gain.to(tl.float32)
-    if WHOLE:
-        within, mask = _tile(0, c, exists, C, L, LAST, BL)
-        x = tl.load(x_ptr + within, mask=mask, other=0).to(tl.float32) - pivot[:, None]
-        y, _, _ = _normalize(tl.fma(x, gain[:, None], level[:, None]), mask, weight, bias, L, eps, K, KP, BC)
-        _store_output(y, None, y_ptr, within, mask, False)
-    else:
-        row_mean, row_var = _row_moments(x_ptr, pivot, c, exists, C, L, LAST, BC, BL)
-        row_mean = tl.where(exists, tl.fma(row_mean, gain, level), 0.0)
-        mean, rstd = _group_moments(row_mean, row_var * gain * gain, exists, eps, K, KP, BC)
-        scale = rstd * weight
-        offset = tl.fma(level - mean, scale, bias)
-        _write(x_ptr, None, y_ptr, pivot, scale * gain, offset, c, exists, C, L, LAST, BL, False)
-
-
-@triton.jit(do_not_specialize=["N", "chunks"])
-def subtract_channel_pivot(
-    x_ptr, running_ptr, y_ptr, pivot_ptr, about_ptr, N, C, L, chunks, LAST: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Subtract the pivot of each channel; store the pivots, and the running mean minus the pivot."""
-    program = tl.program_id(0)
-    n = (program // chunks).to(tl.int64)
-    within = program % chunks * BLOCK + tl.arange(0, BLOCK)
-    mask = within < C * L
-    if LAST:
-        c = within % C
-        first = within < C
-    else:
-        c = within // L
-        first = within % L == 0
-    pivot = _median_of_three(
-        x_ptr + _place(c, 0, C, L, LAST),
-        x_ptr + (N // 2).to(tl.int64) * C * L + _place(c, L // 2, C, L, LAST),
-        x_ptr + (N - 1).to(tl.int64) * C * L + _place(c, L - 1, C, L, LAST),
-        mask,
-    )
-    at = n * C * L + within
-    x = tl.load(x_ptr + at, mask=mask, other=0).to(tl.float32)
-    tl.store(y_ptr + at, x - pivot, mask=mask)
-    if n == 0:
-        one = mask & first
-        tl.store(pivot_ptr + c, pivot, mask=one)
-        if running_ptr is not None:
-            running = tl.load(running_ptr + c, mask=one, other=0)
-            tl.store(about_ptr + c, running - pivot, mask=one)

@@ -1,4 +1,4 @@
-"""Which convolutions Triton computes: a table for each GPU, made by measurement (`contnorm speed convolutions`).
+"""Which convolutions Triton computes: a table for each GPU, measured by `python -m benchmarks.speed convolutions`.
 
 An entry names the direction (output, gradient of the input, gradient of the weight), the dtype and all sizes of a
 convolution, and the tiles of its kernel. Everything that is not in the table is computed by cuDNN: other sizes, other
@@ -196,7 +196,7 @@ def _read(path: str) -> list[tuple[dict[str, str], ConvolutionTable]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path}: has no tables of convolutions ({error}). Set {VARIABLE} to a file that "
-            f"`contnorm speed convolutions` has written, or unset it."
+            f"`python -m benchmarks.speed convolutions` has written, or unset it."
         ) from error
 
 

@@ -1,1 +1,0 @@
-"""Launchers: where the runs of an experiment are executed, on this machine or on many."""

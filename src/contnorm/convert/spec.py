@@ -1,0 +1,243 @@
+"""The norm spec of a model, which says what its state dict does not, and conversion of a model to match a spec.
+
+The state dicts of batch norm and of continual norm have the same keys and shapes, for any number of groups and either
+order of the steps. `norm_spec` describes all norm layers of a model in plain JSON, to be stored with the weights;
+`apply_norm_spec` converts the norm layers of a newly built model accordingly, so that the weights mean the same.
+
+A spec is a dict of this form::
+
+    {"format": "contnorm.norm_spec", "version": 2,
+     "norms": {path: {"norm": "cn", "dim": 2, "num_features": 64, "options": {"eps": 1e-05, "num_groups": 8, ...},
+                      "parameters": ["weight", "bias"], "running_moments": true, "constant": false, "frozen": false,
+                      "synced": false, "has_act": false, "per_position": false}},
+     "convolutions": {path: 1e-06}}
+
+``convolutions`` are those with standardized weights, with the eps of the standardization. A layer that the model has at
+several paths is described once, at the first. A layer that is not in the registry has ``"norm": null`` and its
+``class``. Device, dtype, training mode and the kernel that computes a layer are not in a spec: like the process group
+of synchronized layers, they are those of the model that it is applied to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from contnorm.checks import check_model
+from contnorm.convert.conversion import (
+    NormInModel,
+    build_like,
+    build_synced,
+    dim_of_convolutions,
+    norm_layers,
+    replacement_obstacles,
+    swap_modules,
+)
+from contnorm.convert.detect import DetectedNorm, detect_norm, holds_moments
+from contnorm.moments.freeze import freeze_stats, is_frozen
+from contnorm.norms.base import MomentNorm, NormLayer
+from contnorm.norms.weight_standardization import is_standardized, standardize, unstandardize
+from contnorm.registry import Dim, find_norm
+
+__all__ = ["apply_norm_spec", "norm_spec", "spec_differences"]
+
+FORMAT, VERSION = "contnorm.norm_spec", 2
+
+
+def norm_spec(model: nn.Module) -> dict[str, Any]:
+    """Describe all norm layers of a model in plain JSON: what decides their output and is not in the state dict.
+
+    The spec contains the norm, dimension, channels and options of each layer (groups, eps, momentum and all others),
+    whether its moments are frozen or constant and whether it is synchronized, and the convolutions with standardized
+    weights. A layer of an unknown class is named with its class.
+
+    Args:
+        model: The model; it is not changed.
+
+    Returns:
+        A dict that ``json.dumps`` accepts, for `apply_norm_spec`.
+
+    Example:
+        >>> import contnorm as cn
+        >>> model = nn.Sequential(nn.Conv2d(3, 64, 3), cn.ContinualNorm2d(64, num_groups=8))
+        >>> spec = cn.norm_spec(model)
+        >>> spec["norms"]["1"]["norm"], spec["norms"]["1"]["options"]["num_groups"]
+        ('cn', 8)
+        >>> stock = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64))
+        >>> cn.apply_norm_spec(stock, spec)[1]
+        ContinualNorm2d(64, num_groups=8, eps=1e-05, momentum=0.1)
+        >>> cn.norm_spec(stock) == spec
+        True
+    """
+    check_model(model, "norm_spec")
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "norms": {layer.name: _describe(layer.module, layer.detected) for layer in norm_layers(model)},
+        "convolutions": {
+            path: cast(Any, module).weight_eps for path, module in model.named_modules() if is_standardized(module)
+        },
+    }
+
+
+def apply_norm_spec(model: nn.Module, spec: Mapping[str, Any]) -> nn.Module:
+    """Convert the norm layers of a model to those that a spec describes, in place.
+
+    Afterwards the model can load the weights that were saved with the spec. Layers that match already are not replaced;
+    frozen moments are frozen or released. As in `convert_norm`, parameters and moments of the replaced layers are kept
+    as the same objects wherever both layers have them. The model needs the norm layers of the spec at the same paths,
+    with the same channels, whichever norms they are.
+
+    Args:
+        model: The model, such as a newly built one with batch norm.
+        spec: A spec of `norm_spec`, which may have been stored as JSON.
+
+    Returns:
+        The model. If it is itself a norm layer, its replacement.
+
+    Raises:
+        ValueError: If the spec is of another format or version, or does not fit the model. The message names what does
+            not fit, and the model is unchanged.
+
+    Example:
+        >>> import contnorm as cn
+        >>> spec = cn.norm_spec(cn.freeze_stats(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))))
+        >>> model = cn.apply_norm_spec(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), spec)
+        >>> cn.summarize(model).rows[0].state
+        'train, frozen'
+    """
+    check_model(model, "apply_norm_spec")
+    if (spec.get("format"), spec.get("version")) != (FORMAT, VERSION):
+        raise ValueError(f"apply_norm_spec: expected a spec of contnorm.norm_spec of version {VERSION}.")
+    layers = {layer.name: layer for layer in norm_layers(model)}
+    norms = _matching_norms(model, layers, spec["norms"])
+    for path, norm in norms.items():
+        if not getattr(layers[path].detected, "constant", False) or norm is not layers[path].module:
+            freeze_stats(norm, spec["norms"][path]["frozen"])
+    for path, module in model.named_modules():
+        if path in spec["convolutions"]:
+            standardize(module, spec["convolutions"][path])
+        else:
+            unstandardize(module)
+    return swap_modules(model, {layers[path].module: norm for path, norm in norms.items()})
+
+
+def _matching_norms(
+    model: nn.Module, layers: Mapping[str, NormInModel], entries: Mapping[str, Any]
+) -> dict[str, nn.Module]:
+    """Return the layers that a spec describes, by path: those of the model, or new ones with their tensors."""
+    obstacles = replacement_obstacles(model)
+    problems = [f"{path!r} is a norm layer in the model, and not in the spec" for path in layers if path not in entries]
+    norms: dict[str, nn.Module] = {}
+    for path, entry in entries.items():
+        if path not in layers:
+            problems.append(f"{path!r} is a norm layer in the spec, and not in the model")
+            continue
+        layer = layers[path]
+        norms[path] = layer.module
+        if not _difference(entry, _describe(layer.module, layer.detected)):
+            continue
+        try:
+            if entry["norm"] is None or not isinstance(layer.detected, DetectedNorm) or layer.module in obstacles:
+                reason = getattr(layer.detected, "reason", None) or obstacles.get(layer.module)
+                raise ValueError(reason or f"{entry.get('class', 'its class')} is not a registered norm")
+            norms[path] = _build(layer, entry, dim_of_convolutions(model))
+            if difference := _difference(entry, _describe(norms[path], detect_norm(norms[path]))):
+                raise ValueError(difference)
+        except ValueError as error:
+            problems.append(f"{path!r} can't become the layer of the spec: {error}")
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ValueError(
+            f"apply_norm_spec: the spec does not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}. The "
+            f"model is unchanged."
+        )
+    return norms
+
+
+def spec_differences(model: nn.Module, spec: Mapping[str, Any]) -> list[str]:
+    """Return how the norm layers of a model differ from a spec; whether they are frozen does not matter.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm2d(8), nn.BatchNorm2d(8))
+        >>> spec = norm_spec(model)
+        >>> spec["norms"] = {"0": {**spec["norms"]["0"], "norm": "cn"}}
+        >>> spec_differences(model, spec)
+        ["'0': norm is 'cn' in the spec, and 'bn' here", "'1': missing"]
+    """
+    here, there = norm_spec(model)["norms"], spec["norms"]
+    differences = []
+    for path in {**there, **here}:
+        difference = _difference(there[path], here[path]) if path in here and path in there else "missing"
+        if difference:
+            differences.append(f"{path!r}: {difference}")
+    return differences
+
+
+def _describe(module: nn.Module, detected: object) -> dict[str, Any]:
+    """Describe a layer; ``detected`` is what `detect_norm` says about it."""
+    holders = [part for part in module.modules() if holds_moments(part)]  # a user's norm may have layers inside
+    frozen = bool(holders) and all(map(is_frozen, holders))
+    if not isinstance(detected, DetectedNorm):
+        return {"norm": None, "class": type(module).__name__, "frozen": frozen}
+    constant = detected.constant or bool(getattr(module, "use_running", False))
+    tensors = {**module._parameters, **module._buffers} if detected.constant else module._parameters
+    options = {name: value for name, value in detected.options.items() if name != "kernel"}
+    if detected.constant:  # its class has none of these, and they are those of its conversion
+        options = {"momentum": 0.1, "affine": True, "track_running_stats": True, **options}
+    return {
+        "norm": detected.norm,
+        "dim": detected.dim,
+        "num_features": detected.channels,
+        "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
+        "parameters": [name for name in ("weight", "bias") if tensors.get(name) is not None],
+        "running_moments": holds_moments(module),
+        "constant": constant,
+        "frozen": constant or frozen,
+        "synced": detected.synced,
+        "has_act": detected.acts,
+        "per_position": detected.per_position,
+    }
+
+
+def _difference(entry: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
+    """Return the first difference that a layer can't have; a dimension that one of the two accepts is none."""
+    for key, value in entry.items():
+        other = actual.get(key)
+        if key == "frozen" or (key == "dim" and None in (value, other)) or value == other:
+            continue
+        if isinstance(value, dict) and isinstance(other, dict):
+            wrong = next(name for name in {**value, **other} if value.get(name, ...) != other.get(name, ...))
+            key, value, other = wrong, value.get(wrong), other.get(wrong)
+        return f"{key} is {value!r} in the spec, and {other!r} here"
+    return ""
+
+
+def _build(layer: NormInModel, entry: Mapping[str, Any], usual: Dim | None) -> nn.Module:
+    """Build the layer of a description, with the tensors of a layer of the model."""
+    registered = find_norm(entry["norm"])[0]
+    options = dict(entry["options"])
+    if "track_running_stats" in options:  # the attribute may have been changed after the buffers were made
+        options["track_running_stats"] = entry["running_moments"]
+    if entry["synced"]:
+        new = build_synced(layer, registered, options, getattr(layer.module, "process_group", None))
+        vars(new)["_contnorm_dim"] = entry["dim"]
+    else:
+        dim = cast("Dim | None", layer.detected.dim or entry["dim"] or usual)
+        if dim is None:
+            raise ValueError("its class accepts any rank, and the model's convolutions have several")
+        new = build_like(layer, registered, dim, options)
+    for name in ("weight", "bias"):  # the old layer may have only one of them
+        if name not in entry["parameters"] and isinstance(new, NormLayer | nn.SyncBatchNorm):
+            new._parameters[name] = None
+        elif name in entry["parameters"] and new._parameters.get(name) is None:
+            other = cast(torch.Tensor, new._parameters["bias" if name == "weight" else "weight"])
+            new._parameters[name] = nn.Parameter(torch.full_like(other, name == "weight"))
+    if "track_running_stats" in options:
+        cast(Any, new).track_running_stats = entry["options"]["track_running_stats"]
+    if isinstance(new, MomentNorm):
+        new.use_running = entry["constant"]
+    return new

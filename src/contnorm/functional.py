@@ -1,0 +1,36 @@
+"""Functional forms of all norms, with the arguments of their torch counterparts.
+
+Example:
+    >>> import torch, contnorm as cn
+    >>> x = torch.randn(8, 64, 4, 4)
+    >>> cn.functional.continual_norm(x, None, None, None, None, training=True, num_groups=8).shape
+    torch.Size([8, 64, 4, 4])
+"""
+
+from contnorm.norms.adaptive import balanced_batch_norm
+from contnorm.norms.batch import batch_norm
+from contnorm.norms.continual import continual_norm
+from contnorm.norms.evonorm import evonorm_s0
+from contnorm.norms.filter_response import filter_response_norm
+from contnorm.norms.group import group_norm, instance_norm, layer_norm
+from contnorm.norms.instance_aware import instance_aware_batch_norm
+from contnorm.norms.renorm import batch_renorm
+from contnorm.norms.robust import robust_batch_norm
+from contnorm.norms.switchable import switch_norm
+from contnorm.norms.task_balanced import task_balanced_batch_norm
+
+__all__ = [
+    "balanced_batch_norm",
+    "batch_norm",
+    "batch_renorm",
+    "continual_norm",
+    "evonorm_s0",
+    "filter_response_norm",
+    "group_norm",
+    "instance_aware_batch_norm",
+    "instance_norm",
+    "layer_norm",
+    "robust_batch_norm",
+    "switch_norm",
+    "task_balanced_batch_norm",
+]

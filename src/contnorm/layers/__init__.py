@@ -1,1 +1,0 @@
-"""Modules for every norm. They hold parameters and buffers, and call `contnorm.functional`."""

@@ -1,0 +1,314 @@
+"""AdaB2N: batch normalization with an adaptive balance of the tasks (Lyu et al., NeurIPS 2023).
+
+In training, the samples of a batch are weighted by task. With n_t samples of task t in the batch and a learned φ_t per
+layer, which starts at 0, a sample of task t has the weight (exp(φ_t) + n_t) / (n_t Σ_s (exp(φ_s) + n_s)), where the sum
+is over the tasks that have started. The batch is normalized with the weighted mean and biased variance: with the weight
+w of a sample, and the mean m and biased variance v of one channel of one sample over its positions, the moments of a
+channel are μ = Σ w m and σ² = Σ w (v + (m - μ)²), sums over the samples. In the first task, and in batches without
+replayed samples, this is batch norm.
+
+The weight η of a batch in the running moments starts at m^κ, for a momentum of m, and follows η ← η / (η + (1 - m)^κ).
+κ = 1 gives the moving average of batch norm, κ = 0 the cumulative average over all batches. The running variance has no
+Bessel correction. A loss λ (MSE(batch mean, running mean) + MSE(batch variance, running variance)) is added for each
+layer, from task ``ada_t0`` on. In evaluation it is batch norm.
+
+Written from the formulas and compared with the code that the authors released; docs/concepts/rivals.md says where the
+two differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from contnorm.checks import check_batch, check_input, check_number, statistics_dtype
+from contnorm.kernels.pivot import per_channel
+from contnorm.norms.base import (
+    MomentNorm,
+    channel_moments,
+    check_arguments,
+    empty_like_input,
+    update_moments,
+    uses_batch_moments,
+)
+from contnorm.norms.batch import batch_norm
+from contnorm.tags import BatchTags, current_tags
+
+
+def balanced_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    sample_weight: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch normalization with weighted samples.
+
+    Args:
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), updated in place if ``training``.
+        running_var: (C,), updated in place if ``training``, with the biased variance of the batch.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        sample_weight: (N,), used if ``training``; None for equal weights. They are not scaled to a sum of 1.
+        training: Whether to normalize with the moments of the batch. Without running moments, they are always used.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to the variance.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [4.0]])
+        >>> balanced_batch_norm(x, sample_weight=torch.tensor([0.5, 0.5]), training=True, eps=1e-12)
+        tensor([[-1.],
+                [ 1.]])
+        >>> balanced_batch_norm(x, sample_weight=torch.tensor([0.8, 0.2]), training=True, eps=1e-12)
+        tensor([[-0.5000],
+                [ 2.0000]])
+    """
+    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
+    if x.numel() == 0:
+        return empty_like_input(x, weight, bias)
+    if not uses_batch_moments(training, running_mean):
+        return F.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
+    check_batch(x, eps)
+    if sample_weight is not None and sample_weight.shape != x.shape[:1]:
+        raise ValueError(f"sample_weight has shape {tuple(sample_weight.shape)}, but there are {len(x)} samples.")
+    y, mean, var = balance_step(x, weight, bias, sample_weight, eps)
+    update_moments(running_mean, running_var, mean, var, momentum)
+    return y
+
+
+def balance_step(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, sample_weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, and the weighted mean and biased variance of the batch. Arguments are not checked."""
+    dtype, rank = statistics_dtype(x), x.dim()
+    wide = x.to(dtype)
+    if sample_weight is None:
+        mean, var = channel_moments(wide)
+    else:  # from the moments of each sample; products and sums, since autocast would round a matrix product
+        share, positions = sample_weight.to(dtype).unsqueeze(1), tuple(range(2, rank))
+        row_var, row_mean = torch.var_mean(wide, positions, correction=0) if positions else (0.0, wide)
+        mean = (share * row_mean).sum(0)
+        var = (share * (row_var + (row_mean - mean).square())).sum(0)
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight.to(dtype)
+    centred, scale = wide - per_channel(mean, rank), per_channel(scale, rank)
+    y = centred * scale if bias is None else torch.addcmul(per_channel(bias.to(dtype), rank), centred, scale)
+    return y.to(x.dtype), mean, var
+
+
+def task_balanced_weights(task: Tensor, phi: Tensor, started: Tensor, renormalize: bool = False) -> Tensor:
+    """Return the weight of each sample in AdaB2N: (exp(φ_t) + n_t) / (n_t Σ_s (exp(φ_s) + n_s)), t its task.
+
+    n_t is the number of samples of task t in the batch; the sum is over the tasks that have started. A task without a
+    sample in the batch takes its share exp(φ_s) of the sum, so that the weights of the samples then add up to less than
+    1, as in the released code.
+
+    Args:
+        task: (N,) int64, the task of each sample.
+        phi: (T,), learned.
+        started: (T,), 1 for the tasks up to the current one, 0 for later ones.
+        renormalize: Whether to divide the weights by their sum.
+
+    Example:
+        >>> started = torch.tensor([1, 1, 0])
+        >>> task_balanced_weights(torch.tensor([1, 1, 1, 0]), torch.zeros(3), started)  # 4 / 18 and 2 / 6
+        tensor([0.2222, 0.2222, 0.2222, 0.3333])
+        >>> task_balanced_weights(torch.tensor([1, 1]), torch.zeros(3), started)  # task 0 has 1 / 4 of the weight
+        tensor([0.3750, 0.3750])
+    """
+    member = task.unsqueeze(1) == torch.arange(len(phi), device=task.device)  # (N, T)
+    count = member.sum(0)
+    concentration = phi.exp() * started + count
+    share = concentration / (concentration.sum() * count.clamp(min=1))
+    sample_weight = (member * share).sum(1)
+    return sample_weight / sample_weight.sum() if renormalize else sample_weight
+
+
+_MOST_PASSES = 8  # whose losses are kept until `auxiliary_loss` is called; the bench calls it at every step
+
+
+class AdaptiveBalanceNormBase(MomentNorm):
+    """AdaB2N: weighted batch moments, a modified momentum, and a loss between batch and running moments.
+
+    It reads the task of each sample from `contnorm.current_tags`; without tags, all samples have the same weight.
+
+    Args:
+        num_features: Number of channels.
+        eps: Value added to the variance.
+        momentum: The momentum m of the running moments; None for a cumulative average over all batches.
+        affine: Whether the layer has weight and bias.
+        track_running_stats: Whether to keep running moments. Without them there is no auxiliary loss.
+        device: Device of parameters and buffers.
+        dtype: Dtype of parameters and buffers.
+        kappa: The exponent κ of the modified momentum, from 0 to 1. The authors try 0.1, 0.4, 0.7 and 1.
+        lam: The weight λ of the auxiliary loss. The authors try 0.01 to 10, and 1e-5 to 1e-2 on mini-ImageNet.
+        ada_t0: The first task, counted from 0, with the auxiliary loss. The authors try 0 and 1.
+        num_tasks: Length of φ. More than the stream has does not change the results.
+        renormalize: Whether to scale the weights of a batch to a sum of 1. Without it, as in the released code, tasks
+            that have no sample in the batch take their share of the weight, and the moments are shrunk by it.
+    """
+
+    needs_tags: ClassVar[bool] = True
+    own_options: ClassVar[tuple[str, ...]] = ("kappa", "lam", "ada_t0", "num_tasks", "renormalize")
+    own_tensors: ClassVar[tuple[str, ...]] = ("phi", "started")
+    phi: nn.Parameter
+    started: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        kappa: float = 1.0,
+        lam: float = 0.1,
+        ada_t0: int = 0,
+        num_tasks: int = 100,
+        renormalize: bool = False,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        check_number(kappa, 0, "kappa", 1)
+        check_number(lam, 0, "lam")
+        check_number(num_tasks, 1, "num_tasks")
+        check_number(ada_t0, 0, "ada_t0", num_tasks - 1)
+        self.kappa, self.lam, self.ada_t0 = kappa, lam, ada_t0
+        self.num_tasks, self.renormalize = num_tasks, renormalize
+        self.phi = nn.Parameter(torch.zeros(num_tasks, device=device, dtype=dtype))
+        self.register_buffer("started", torch.zeros(num_tasks, dtype=torch.int64, device=device))
+        self._distances: deque[Tensor] = deque(maxlen=_MOST_PASSES)  # of the passes since `auxiliary_loss`
+
+    def on_task_start(self, task: int) -> None:
+        """Open the tasks up to this one: their shares are in the weights."""
+        if task >= self.num_tasks:
+            raise ValueError(f"{type(self).__name__}: task {task} needs num_tasks={task + 1} or more.")
+        self.started.zero_()[: task + 1] = 1
+
+    def auxiliary_loss(self) -> Tensor:
+        """Return λ times the distance of batch and running moments, summed over the passes since the last call."""
+        distances = list(self._distances)
+        self._distances.clear()
+        if not distances:
+            return self.phi.new_zeros(())
+        total = distances[0] if len(distances) == 1 else torch.stack(distances).sum()
+        gate = self.started[self.ada_t0] if self.ada_t0 else 1.0
+        return total * gate * self.lam
+
+    def _weight_of_moving_batch(self) -> float | Tensor:
+        """Return η as a function of the number of batches so far: 1/η is the sum of a geometric series."""
+        if self.momentum is None or self.kappa == 1:
+            return super()._weight_of_moving_batch()
+        if self.num_batches_tracked is None:
+            raise ValueError(f"{type(self).__name__}: kappa={self.kappa} needs the counter num_batches_tracked.")
+        batches = self.num_batches_tracked.to(torch.float64)
+        if self.kappa == 0:
+            return (batches + 1).reciprocal()
+        if self.momentum in (0, 1):
+            return float(self.momentum)
+        log_ratio = self.kappa * math.log1p(-self.momentum)
+        series = torch.expm1(batches * log_ratio) / math.expm1(log_ratio)
+        first = float(self.momentum**-self.kappa)  # 1/η of the first batch
+        return (series + torch.exp(batches * log_ratio) * first).reciprocal()
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self._normalizes_with_batch():
+            return self._normalize_with(batch_norm, input)
+        self._check(input)
+        check_input(input)
+        if input.numel() == 0:
+            return empty_like_input(input, self.weight, self.bias, self.phi)
+        check_batch(input, self.eps)
+        updates = self._updates_moments()
+        share = self._weight_of_moving_batch() if updates else 0.0
+        tags = current_tags(len(input)) if self.training else None
+        y, mean, var = balance_step(input, self.weight, self.bias, self._sample_weight(tags, input), self.eps)
+        running = self.running_mean, self.running_var
+        update_moments(*running, mean, var, share)
+        if self.training and self.lam and torch.is_grad_enabled() and running[0] is not None:
+            # Copies, since the next pass changes the buffers before the backward pass of this one.
+            of_mean, of_var = (
+                (moment - cast(Tensor, buffer).to(moment.dtype, copy=True)).square().mean()
+                for moment, buffer in zip((mean, var), running, strict=True)
+            )
+            self._distances.append(of_mean + of_var)  # of the moments of the batch from the running ones
+        if updates:
+            self._count(input)
+        return y
+
+    def _sample_weight(self, tags: BatchTags | None, x: Tensor) -> Tensor:
+        """Return the weights of the samples: equal ones without tags, and without replayed samples."""
+        phi = self.phi.to(statistics_dtype(x))
+        if tags is None or tags.stream_size == len(x):
+            # φ takes part in every pass, as DistributedDataParallel requires of all parameters.
+            return (0 * phi.sum() + 1 / len(x)).expand(len(x))
+        weights = task_balanced_weights(tags.task, phi, self.started, self.renormalize)
+        if tags.stream_size is not None:
+            return weights
+        return torch.where(tags.replayed.any(), weights, 1 / len(x))
+
+    def stored_variance(self, var: Tensor, count: float) -> Tensor:
+        return var
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copies and pickles, without pending losses, whose graphs can't be copied."""
+        return {**self.__dict__, "_distances": deque(maxlen=_MOST_PASSES)}
+
+    def _extra_fields(self) -> list[str]:
+        fields = [f"kappa={self.kappa}", f"lam={self.lam}"]
+        usual: dict[str, object] = {"ada_t0": 0, "num_tasks": 100, "renormalize": False}
+        return fields + [
+            f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value
+        ]
+
+
+class AdaptiveBalanceNorm1d(AdaptiveBalanceNormBase):
+    """AdaB2N of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> from contnorm import BatchTags, batch_tags
+        >>> layer = AdaptiveBalanceNorm1d(1, eps=1e-12)
+        >>> layer.on_task_start(1)
+        >>> x, replayed = torch.tensor([[0.0], [0.0], [0.0], [3.0]]), torch.tensor([False, False, False, True])
+        >>> with batch_tags(BatchTags(replayed, task=torch.tensor([1, 1, 1, 0]))):
+        ...     y = layer(x)
+        >>> layer.running_mean  # 0.1 times the weighted mean: the sample of task 0 has a weight of 1/3 in place of 1/4
+        tensor([0.1000])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+
+
+class AdaptiveBalanceNorm2d(AdaptiveBalanceNormBase):
+    """AdaB2N of (N, C, H, W) input.
+
+    Example:
+        >>> AdaptiveBalanceNorm2d(8, kappa=0.4, lam=1.0)
+        AdaptiveBalanceNorm2d(8, kappa=0.4, lam=1.0, eps=1e-05, momentum=0.1)
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (4,)
+
+
+class AdaptiveBalanceNorm3d(AdaptiveBalanceNormBase):
+    """AdaB2N of (N, C, D, H, W) input.
+
+    Example:
+        >>> AdaptiveBalanceNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
+        torch.Size([4, 8, 2, 5, 5])
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (5,)

@@ -1,0 +1,287 @@
+"""Base classes of the norm layers, and the arithmetic of moments that several norms share."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from contnorm.checks import check_eps, check_input, check_momentum, check_number, updates_moments, widest
+from contnorm.kernels import Kernel
+from contnorm.kernels.pivot import per_channel
+
+
+class NormLayer(nn.Module):
+    """Base of all norm layers: a layer over (N, C, *) that checks its input.
+
+    ``ranks`` lists the input ranks that a class accepts; ``num_features`` is its number of channels.
+    ``has_triton_kernels`` tells whether the layer uses Triton kernels of this package on a GPU, which are compiled
+    before their first run. ``own_options`` names constructor arguments that only this norm has, and ``own_tensors`` its
+    parameters and buffers that batch norm does not have. Conversion keeps both if the old and the new layer have them.
+    ``fuses_relu`` tells whether ``forward`` also takes a residual and whether to apply ReLU; it is read from the
+    signature, since a subclass may have a ``forward`` of its own.
+    """
+
+    ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
+    has_triton_kernels: ClassVar[bool] = False
+    own_options: ClassVar[tuple[str, ...]] = ()
+    own_tensors: ClassVar[tuple[str, ...]] = ()
+    # The norm of a class that only applies its submodules `drop` and `act` after it, or has other arguments.
+    normalizes_as: ClassVar[type[nn.Module]]
+    num_features: int
+    kernel: Kernel = "auto"  # the implementation, for norms with several
+    fuses_relu: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.fuses_relu = {"residual", "relu"} <= signature(cls.forward).parameters.keys()
+
+    def _check(self, x: Tensor) -> None:
+        """Check the shape of an input. The functional form checks the rest."""
+        if x.dim() not in self.ranks or x.shape[1] != self.num_features:
+            ranks = " or ".join(f"{rank}-d" for rank in self.ranks)
+            raise ValueError(
+                f"{type(self).__name__}({self.num_features}): expected {ranks} input with {self.num_features} channels "
+                f"in dimension 1, got shape {tuple(x.shape)}."
+            )
+
+
+class MomentNorm(NormLayer):
+    """Base of the norms with running moments: batch norm's arguments, buffers and state-dict keys.
+
+    Training and evaluation mode have the same meaning as in torch's batch norm. There are two further states:
+    ``stats_frozen`` (running moments are not updated; set by ``freeze_stats``) and ``use_running`` (training mode also
+    normalizes with the running moments, as torchvision's FrozenBatchNorm2d does). Unlike in torch, ``momentum=None``
+    does not synchronize with the host.
+
+    It is no subclass of torch's batch norm: tools that look for batch norms by class, to fold them into convolutions,
+    to replace them or to re-estimate their moments, are wrong about these layers and leave them alone.
+    """
+
+    _version = 2  # of the state dict, as in torch: with a counter
+    initial_var: ClassVar[float] = 1.0  # of `running_var`
+    momentum: float | None
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+    stats_frozen: bool = False
+    use_running: bool = False
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # not `super`: the package's batch norm also derives from torch's
+        self.num_features = num_features
+        self.eps = check_eps(eps)
+        self.momentum = None if momentum is None else check_number(momentum, 0, "momentum", 1)
+        self.affine = affine
+        self.track_running_stats = track_running_stats
+        for name in ("weight", "bias"):
+            vector = torch.empty(num_features, device=device, dtype=dtype) if affine else None
+            self.register_parameter(name, None if vector is None else nn.Parameter(vector))
+        for name in ("running_mean", "running_var"):
+            vector = torch.empty(num_features, device=device, dtype=dtype) if track_running_stats else None
+            self.register_buffer(name, vector)
+        counter = torch.tensor(0, dtype=torch.long, device=device) if track_running_stats else None
+        self.register_buffer("num_batches_tracked", counter)
+        self.reset_parameters()
+
+    def reset_running_stats(self) -> None:
+        """Set the running moments and their counter to the initial values."""
+        if self.stats_frozen:
+            raise RuntimeError(
+                f"{type(self).__name__}: its running moments are frozen and can't be reset. "
+                f"Call contnorm.freeze_stats(model, False) first."
+            )
+        for buffer, value in (
+            (self.running_mean, 0.0),
+            (self.running_var, self.initial_var),
+            (self.num_batches_tracked, 0),
+        ):
+            if buffer is not None:
+                buffer.fill_(value)
+
+    def reset_parameters(self) -> None:
+        """Set weight, bias and running moments to the initial values."""
+        self.reset_running_stats()
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *lists: Any
+    ) -> None:
+        key = f"{prefix}num_batches_tracked"
+        if (local_metadata.get("version") or 1) < 2 and self.num_batches_tracked is not None and key not in state_dict:
+            # Batch norm had no counter before torch 0.4.1, and many published weights have none.
+            is_meta = self.num_batches_tracked.is_meta
+            state_dict[key] = torch.tensor(0) if is_meta else self.num_batches_tracked
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *lists)
+
+    def _normalize_with(self, function: Any, x: Tensor, updates: bool | None = None, **options: Any) -> Tensor:
+        """Check and normalize an input with a functional form, which updates the running moments; count the batch.
+
+        ``updates`` tells whether this batch updates them, by default as the state of the layer says. The options are
+        further arguments of the function, or other values of those that all have.
+        """
+        self._check(x)
+        by_batch = self._normalizes_with_batch()
+        updates = self._updates_moments() if updates is None else updates
+        needed = updates or not by_batch
+        arguments = {
+            "running_mean": self.running_mean if needed else None,
+            "running_var": self.running_var if needed else None,
+            "weight": self.weight,
+            "bias": self.bias,
+            "training": by_batch,
+            "momentum": self._weight_of_moving_batch() if updates else 0.0,
+            "eps": self.eps,
+        }
+        y: Tensor = function(x, **{**arguments, **options})
+        if updates:
+            self._count(x)
+        return y
+
+    def _normalizes_with_batch(self) -> bool:
+        return (self.training and not self.use_running) or self.running_mean is None
+
+    def _updates_moments(self) -> bool:
+        return (
+            self.training
+            and self.track_running_stats
+            and not self.stats_frozen
+            and not self.use_running
+            and self.running_mean is not None
+        )
+
+    def _weight_of_moving_batch(self) -> float | Tensor:
+        """Return the weight of the current batch in the running moments, if they are updated."""
+        if self.momentum is None:
+            if self.num_batches_tracked is None:
+                raise ValueError(f"{type(self).__name__}: momentum=None needs the counter num_batches_tracked.")
+            return (self.num_batches_tracked + 1).to(torch.float64).reciprocal()
+        return self.momentum
+
+    def _count(self, x: Tensor) -> None:
+        """Count a batch after its forward; empty batches, and batches that raised an error, are not counted."""
+        if x.numel() and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+
+    def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and biased variance that an input adds to the running moments, (C,) each, in float64.
+
+        On a device without float64 they are in float32.
+        """
+        return channel_moments(widest(self._tracked_signal(x)))
+
+    def stored_variance(self, var: Tensor, count: float) -> Tensor:
+        """Return the value of ``running_var`` for data of this biased variance and count: the unbiased variance."""
+        return unbiased(var, count)
+
+    def normalizing_variance(self, var: Tensor, count: float) -> Tensor:
+        """Return the variance that training normalizes data of this biased variance and count with: the biased one."""
+        return var
+
+    def _tracked_signal(self, x: Tensor) -> Tensor:
+        """Return the signal whose moments the buffers track."""
+        return x
+
+    def extra_repr(self) -> str:
+        kernel = [] if self.kernel == "auto" else [f"kernel={self.kernel!r}"]
+        fields = [
+            f"{self.num_features}",
+            *self._extra_fields(),
+            *kernel,
+            f"eps={self.eps}",
+            f"momentum={self.momentum}",
+        ]
+        usual = {"affine": True, "track_running_stats": True, "stats_frozen": False, "use_running": False}
+        fields += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) is not value]
+        return ", ".join(fields)
+
+    def _extra_fields(self) -> list[str]:
+        return []
+
+
+# --- functions that several norms share -----------------------------------------------------------------------------
+
+
+def check_arguments(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float | Tensor,
+    eps: float,
+) -> tuple[float | Tensor, float]:
+    """Check the arguments that all functional forms with running moments have; return momentum and eps."""
+    check_input(x, running_mean, running_var, weight, bias)
+    if (running_mean is None) != (running_var is None):
+        raise ValueError("give both running_mean and running_var, or neither.")
+    return check_momentum(momentum), check_eps(eps)
+
+
+def uses_batch_moments(training: bool, running_mean: Tensor | None) -> bool:
+    """Whether to normalize with the batch, as in torch: in training, and in evaluation without running moments."""
+    return training or running_mean is None
+
+
+def update_moments(
+    running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, var: Tensor, momentum: float | Tensor
+) -> None:
+    """Update the running moments in place; with a momentum of 0 they do not change, even if the batch has NaNs."""
+    if running_mean is None or running_var is None or not updates_moments(running_mean, momentum):
+        return
+    with torch.no_grad():
+        for running, new in ((running_mean, mean), (running_var, var)):
+            weight = momentum.to(new.dtype) if isinstance(momentum, Tensor) else momentum
+            running.copy_(torch.lerp(running.to(new.dtype), new.detach(), weight))
+
+
+def keep_values(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return copies of tensors of one shape that a compiled backward pass does not compute again.
+
+    It may recompute values of the forward pass from buffers of a layer, such as the running moments and the counter of
+    batches, which have changed by then. It does not recompute a concatenation.
+    """
+    return torch.stack(tensors).unbind()
+
+
+def channel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of each channel, (C,) each."""
+    var, mean = torch.var_mean(x, dim=[i for i in range(x.dim()) if i != 1], correction=0)
+    return mean, var
+
+
+def unbiased(var: Tensor, count: float) -> Tensor:
+    """Convert a biased variance of ``count`` values to the unbiased one; for a single value, return it unchanged."""
+    return var * (count / (count - 1)) if count > 1 else var
+
+
+def apply_affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Multiply each channel by the weight and add the bias, if they are not None."""
+    if weight is not None:
+        x = x * per_channel(weight.to(x.dtype), x.dim())
+    return x if bias is None else x + per_channel(bias.to(x.dtype), x.dim())
+
+
+def empty_like_input(x: Tensor, *parameters: Tensor | None) -> Tensor:
+    """Return the output for an empty batch, connected to the parameters so that their gradients are zeros."""
+    y = x.clone()
+    for parameter in parameters:
+        if parameter is not None:
+            y = y + parameter.sum().to(x.dtype)
+    return y

@@ -1,0 +1,543 @@
+"""Compares the norms of any runs: the best setting of each norm, and the paired differences between them.
+
+Runs are compared if they are of the same experiment: the same stream, strategy, memory, network and amount of training.
+Within an experiment the other settings, such as the learning rate, are choices, and each norm is represented by its
+best one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+
+from contnorm.bench.comparison import compare_scores
+from contnorm.bench.config.defaults import changed, run_names
+from contnorm.bench.config.schema import RunConfig, flatten_settings
+from contnorm.bench.config.sources import format_settings, format_value
+from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, acc_so_far, score
+from contnorm.bench.metrics.multilabel import label_score, mean_ap
+from contnorm.bench.records import Record, Runs
+from contnorm.bench.sequential import Verdict, decide_family
+from contnorm.paper.cells import moments_label
+from contnorm.paper.format import spread
+from contnorm.paper.record_remarks import data_part, data_remarks
+from contnorm.paper.scores import score_title
+from contnorm.report.figures import MOST_CURVES, curves_over_tasks, paired_differences, score_by_rate
+from contnorm.report.tables import Document, Table
+
+__all__ = ["Experiment", "Setting", "comparison", "experiments_of"]
+
+SCORES, LABEL_SCORES = MAIN_SCORES, ("map", "c_f1", "o_f1")  # the first one selects the best setting
+EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.updates", "train.max_steps")
+EXPERIMENT_GROUPS = ("stream.", "memory.", "model.")
+NORM_KEYS = ("norm.name", "norm.groups", "norm.auto_channels", "norm.freeze_after")  # part of a norm's label
+DEFAULT_IF_NONE = ("stream.scenario", "stream.part", "stream.augment")
+IN_TITLE = ("stream.name", "stream.source", "stream.part", "strategy.name", "train.max_steps")  # in every title
+PART_KEYS = ("stream.part", "stream.holdout")  # which samples the scores are of
+MIN_SHARE_OF_SEEDS = 0.5  # of the most seeds of a norm's settings; with fewer, a setting is not chosen
+MOST_FOR_ALL_PAIRS = 4  # norms
+MOST_DRAWN = 12  # experiments that a page shows unfolded and with figures
+ONE_SETTING, ON_TEST = "one setting", "test tasks"
+
+HOW_COMPARED = (
+    "Runs are compared if stream, strategy, memory, network and number of epochs are the same. Of the other settings, "
+    "each norm has its best: that with the highest mean of the first score over seeds. A setting with a diverged seed, "
+    "or with fewer than half of the seeds of another one of its norm, is chosen only if there is no other."
+)
+HOW_PAIRED = (
+    "Differences are paired over the seeds that both have. The comparisons of a table are decided together, by the "
+    "seeds from 100 on, with looks at 16, 24, 32, ... and 128 seeds; their intervals allow for both. With fewer seeds "
+    "there is no verdict, and the interval is an ordinary 95 % interval."
+)
+EXACT_MOMENTS = "An asterisk marks evaluation with exact moments instead of running ones."
+
+Key = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Setting:
+    """Runs of a norm with equal settings.
+
+    Attributes:
+        norm: Label of the norm; with an asterisk if it is evaluated with exact moments, ``bn memory`` if with those of
+            the memory.
+        values: Settings that are not part of the experiment or of the norm, by dotted key.
+        rows: Of each seed the scores by name, the ``curve`` of scores after each task and the ``record``.
+        diverged: Seeds that diverged.
+    """
+
+    norm: str
+    values: Mapping[str, Any]
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    diverged: set[int] = field(default_factory=set)
+
+    @property
+    def lr(self) -> float:
+        return float(self.values["train.lr"])
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is evaluated with exact moments, which are not available in practice."""
+        return self.norm.endswith("*")
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The rows by seed."""
+        return pd.DataFrame.from_dict(self.rows, orient="index").sort_index()
+
+    def column(self, name: str) -> list[Any]:
+        return [self.rows[seed][name] for seed in sorted(self.rows)]
+
+    def mean(self, name: str) -> float:
+        """Mean of a score over seeds; minus infinity if all diverged."""
+        return float(self.frame[name].mean()) if self.rows else -math.inf
+
+
+@dataclass(frozen=True)
+class BestSetting:
+    """The setting that represents a norm; None if all its runs diverged.
+
+    Attributes:
+        tried: Number of settings of the norm with runs, diverged ones included.
+        chosen_on: What it was chosen by: one setting, test tasks, validation tasks or held-out training samples.
+    """
+
+    norm: str
+    setting: Setting | None
+    tried: int
+    chosen_on: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All runs of one experiment.
+
+    Attributes:
+        title: Stream, strategy and the settings in which it differs from other experiments of the same names.
+        config: Settings of one of its runs.
+        settings: All settings with runs.
+        validation: What its scores are on if it is for validation: validation tasks, or held-out training samples.
+        best: Best setting of each norm, from the highest mean to the lowest; then those evaluated with exact moments.
+    """
+
+    title: str
+    config: RunConfig
+    settings: Sequence[Setting]
+    validation: str
+    best: Sequence[BestSetting]
+
+    @cached_property
+    def records(self) -> list[Record]:
+        return [row["record"] for setting in self.settings for row in setting.rows.values()]
+
+    @cached_property
+    def score_names(self) -> tuple[str, ...]:
+        return LABEL_SCORES if self.records[0].multi_label else SCORES
+
+    @property
+    def title_of_score(self) -> str:
+        return score_title(self.score_names[0])
+
+    @property
+    def chosen(self) -> list[Setting]:
+        """Best setting of each norm that has one."""
+        return [best.setting for best in self.best if best.setting is not None]
+
+    @cached_property
+    def varying(self) -> list[str]:
+        """Keys in which its settings differ; always has the learning rate."""
+        return _varying([setting.values for setting in self.settings])
+
+    def values(self, setting: Setting) -> list[str]:
+        """The settings that vary, as in ``lr=0.01``. Those of norms are named only if they vary for this norm."""
+        same_norm = _varying([one.values for one in self.settings if one.norm == setting.norm])
+        keys = [key for key in self.varying if not key.startswith("norm.") or key in same_norm]
+        texts = {key.removeprefix("train."): setting.values.get(key) for key in keys}
+        return [f"{key}={format_value(value)}" for key, value in texts.items() if value is not None]
+
+    def name(self, setting: Setting) -> str:
+        """Name of a setting in legends: its norm and the settings that vary, as in ``norm=cn8, lr=0.01``."""
+        return ", ".join([f"norm={setting.norm}", *self.values(setting)])
+
+    @cached_property
+    def differences(self) -> list[tuple[Setting, Setting, Verdict | None]]:
+        """Differences between norms, decided as one family: all pairs of few norms, otherwise the first minus each.
+
+        The verdict is None for norms without a shared seed.
+        """
+        chosen, name = self.chosen, self.score_names[0]
+        few = len(chosen) <= MOST_FOR_ALL_PAIRS
+        pairs = list(combinations(chosen, 2) if few else ((chosen[0], other) for other in chosen[1:]))
+        alone = {}
+        for number, (a, b) in enumerate(pairs):
+            if a.rows.keys() & b.rows.keys():
+                first, second = ({seed: float(row[name]) for seed, row in one.rows.items()} for one in (a, b))
+                lost = a.diverged | b.diverged
+                alone[number] = compare_scores(first, second, name, (a.norm, b.norm), diverged=lost)
+        family = decide_family(alone)
+        return [(a, b, family.get(number)) for number, (a, b) in enumerate(pairs)]
+
+    @property
+    def rates(self) -> list[float]:
+        """Learning rates of all runs, in order."""
+        return sorted({setting.lr for setting in self.settings})
+
+    def best_by_rate(self, norm: str) -> dict[float, Setting]:
+        """For each learning rate of a norm its best setting."""
+        by_rate: dict[float, list[Setting]] = {}
+        for one in self.settings:
+            if one.norm == norm:
+                by_rate.setdefault(one.lr, []).append(one)
+        return {rate: _highest(some, self.score_names[0]) or some[0] for rate, some in sorted(by_rate.items())}
+
+
+def experiments_of(runs: Runs) -> list[Experiment]:
+    """Group runs by experiment and find the best setting of each norm.
+
+    The best setting has the highest mean of the first score (ACC; mAP for several labels). A setting does not count if
+    one of its seeds diverged, or if it has fewer than half of the seeds of another setting of its norm, unless no other
+    is left. If there are validation runs of the same experiment, these choose the setting.
+
+    Returns:
+        The experiments: first those on test tasks, and of these first those with several norms.
+
+    Example:
+        >>> from contnorm.bench.config.schema import from_dict
+        >>> from contnorm.bench.records import make_record
+        >>> configs = [from_dict({"norm": {"name": "bn"}, "train": {"lr": lr}}) for lr in (0.1, 0.3)]
+        >>> counts = [{"matrix": {"correct": [[correct]], "total": [10]}} for correct in (6, 8)]
+        >>> runs = Runs([make_record(config, 0, some) for config, some in zip(configs, counts)])
+        >>> [experiment] = experiments_of(runs)
+        >>> experiment.title, [(best.norm, best.setting.lr, best.tried) for best in experiment.best]
+        ('permuted-mnist, single', [('bn', 0.3, 2)])
+    """
+    settings: dict[Key, dict[Key, Setting]] = {}
+    configs: dict[Key, RunConfig] = {}
+    for record in sorted(runs.records, key=lambda r: (run_names(r.config), r.hash, r.seed)):
+        key = _experiment_key(record.config)
+        configs.setdefault(key, record.config)
+        for moments, row in _evaluations(record):
+            place, norm, values = _setting_key(record.config, moments)
+            setting = settings.setdefault(key, {}).setdefault(place, Setting(norm, values))
+            setting.rows.setdefault(record.seed, row)  # settings of evaluation alone may give several records of a seed
+    for record in runs.diverged:
+        if (key := _experiment_key(record.config)) in settings:
+            place, norm, values = _setting_key(record.config, record.config.evaluate.moments)
+            settings[key].setdefault(place, Setting(norm, values)).diverged.add(record.seed)
+    titles = _titles(configs)
+    experiments = []
+    for key, some in settings.items():
+        data, validation = _validation_data(configs[key]), _validation_settings(key, settings, configs)
+        first = next(row for setting in some.values() for row in setting.rows.values())
+        name = next(one for one in (SCORES[0], LABEL_SCORES[0]) if one in first)
+        norms = dict.fromkeys(setting.norm for setting in some.values())
+        best = [_best(norm, list(some.values()), data, validation, name) for norm in norms]
+        best.sort(key=lambda one: (one.norm.endswith("*"), -one.setting.mean(name) if one.setting else math.inf))
+        experiments.append(Experiment(titles[key], configs[key], list(some.values()), data, best))
+    return sorted(experiments, key=lambda one: (bool(one.validation), len(one.best) < 2, one.title))
+
+
+def _is_experiment_key(key: str) -> bool:
+    return key in EXPERIMENT_KEYS or key.startswith(EXPERIMENT_GROUPS)
+
+
+def _experiment_values(config: RunConfig) -> dict[str, Any]:
+    """Settings of an experiment that are changed from the defaults of its stream and strategy."""
+    values = {key: value for key, value in changed(config).items() if _is_experiment_key(key)}
+    return {key: value for key, value in values.items() if value is not None or key not in DEFAULT_IF_NONE}
+
+
+@lru_cache(maxsize=4096)
+def _experiment_key(config: RunConfig) -> Key:
+    values = {key: format_value(value) for key, value in _experiment_values(config).items()}
+    return tuple(sorted({"stream.name": config.stream.name, "strategy.name": config.strategy.name, **values}.items()))
+
+
+@lru_cache(maxsize=4096)
+def _setting_key(config: RunConfig, moments: str) -> tuple[Key, str, dict[str, Any]]:
+    """Key, label of the norm and values of a setting within its experiment."""
+    norm = run_names(config)[2] + moments_label(moments, config.evaluate.weights)
+    values = {
+        key: value
+        for key, value in flatten_settings(config.as_dict()).items()
+        if not (_is_experiment_key(key) or key in NORM_KEYS or key.startswith("evaluate."))
+    }
+    return (("norm", norm), *((key, format_value(value)) for key, value in values.items())), norm, values
+
+
+def _evaluations(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Scores, and the curve over tasks, by the moments of the evaluation."""
+    if record.multi_label:
+        for moments, counts in record.labels_evaluated.items():
+            scores = {name: label_score(counts, name) for name in LABEL_SCORES}
+            yield moments, {**scores, "curve": [mean_ap(row) for row in counts.tally], "record": record}
+        return
+    for moments, matrix in record.evaluated.items():
+        scores = {name: score(matrix, name) for name in SCORES}
+        yield moments, {**scores, "curve": acc_so_far(matrix), "record": record}
+
+
+def _titles(configs: Mapping[Key, RunConfig]) -> dict[Key, str]:
+    """Titles of experiments: stream, strategy, and what differs between experiments of equal stream and strategy."""
+    by_names: dict[tuple[str, ...], list[Key]] = {}
+    for key, config in configs.items():
+        by_names.setdefault(run_names(config)[:2], []).append(key)
+    titles = {}
+    for names, keys in by_names.items():
+        settings = {key: flatten_settings(configs[key].as_dict()) for key in keys}
+        candidates = dict.fromkeys(
+            one for key in keys for one in _experiment_values(configs[key]) if one not in IN_TITLE
+        )
+        varying = [one for one in candidates if len({format_value(some.get(one)) for some in settings.values()}) > 1]
+        for key, some in settings.items():
+            values = [(one.removeprefix("train."), some[one]) for one in varying if some.get(one) is not None]
+            parts = [f"{one}={format_value(value)}" for one, value in values]
+            titles[key] = ", ".join(filter(None, [*names, *parts, _validation_data(configs[key])]))
+    return titles
+
+
+def _validation_data(config: RunConfig) -> str:
+    """What the scores of a validation run are of; empty for a run that is scored on test samples."""
+    if config.stream.part == "validate":
+        return "validation tasks"
+    return "" if config.stream.holdout is None else "held-out training samples"
+
+
+def _validation_settings(
+    key: Key, settings: Mapping[Key, Mapping[Key, Setting]], configs: Mapping[Key, RunConfig]
+) -> tuple[str, list[Setting]]:
+    """Settings of the validation runs of an experiment, and what they are scored on; none if it is one itself."""
+    for other, some in settings.items() if not _validation_data(configs[key]) else ():
+        same = [item for item in other if item[0] not in PART_KEYS] == [
+            item for item in key if item[0] not in PART_KEYS
+        ]
+        if same and _validation_data(configs[other]):
+            return _validation_data(configs[other]), list(some.values())
+    return "", []
+
+
+def _best(
+    norm: str, settings: Sequence[Setting], data: str, validation: tuple[str, list[Setting]], name: str
+) -> BestSetting:
+    """Best setting of a norm: by the validation runs if their best setting was run here, otherwise by these runs."""
+    own = [one for one in settings if one.norm == norm]
+    validated = [one for one in validation[1] if one.norm == norm]
+    if sum(bool(one.rows) for one in validated) > 1 and (chosen := _highest(validated, name)):
+        same = [one for one in own if one.rows and one.values == chosen.values]
+        if same:
+            return BestSetting(norm, same[0], len(validated), validation[0])
+    return BestSetting(norm, _highest(own, name), len(own), ONE_SETTING if len(own) == 1 else data or ON_TEST)
+
+
+def _highest(settings: Sequence[Setting], name: str) -> Setting | None:
+    """Setting with the highest mean, of equal ones that with the smallest learning rate; None if all diverged."""
+    finished = [one for one in settings if one.rows]
+    stable = [one for one in finished if not one.diverged] or finished
+    most = max((len(one.rows) for one in stable), default=0)
+    candidates = [one for one in stable if len(one.rows) >= MIN_SHARE_OF_SEEDS * most]
+    return max(candidates, key=lambda one: (one.mean(name), -one.lr), default=None)
+
+
+def _varying(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys whose value is not the same for all, and the learning rate, which is first."""
+    keys = dict.fromkeys(key for one in values for key in one)  # own settings of a component are not in all
+    varying = [key for key in keys if len({format_value(one.get(key)) for one in values}) > 1]
+    return ["train.lr", *(key for key in varying if key != "train.lr")]
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def comparison(experiments: Sequence[Experiment], lead: Sequence[str] = ()) -> Document:
+    """Document with the tables and figures of all experiments; ``lead`` are sentences at its top."""
+    several = any(len(one.settings) > 1 for one in experiments) or len(experiments) > 1
+    exact = any(setting.exact for one in experiments for setting in one.settings)
+    notes = [HOW_COMPARED] if several else []
+    notes += [HOW_PAIRED] if any(one.differences for one in experiments) else []
+    notes += [EXACT_MOMENTS] if exact else []
+    tables = [table for number, one in enumerate(experiments, 1) for table in _tables(one, number)]
+    return Document("comparison", "Comparison of the norms", tables, [*lead, *notes])
+
+
+def headline(experiment: Experiment) -> str:
+    """Sentences on the norm with the highest score, and whether it differs from the next one."""
+    first, chosen = experiment.chosen[0], experiment.chosen
+    scores = first.column(experiment.score_names[0])
+    exact = any(setting.exact for setting in chosen) and not first.exact
+    several = sum(setting.exact == first.exact for setting in chosen) > 1
+    what = f"{'Highest ' if several else ''}{experiment.title_of_score}{' without exact moments' if exact else ''}"
+    seeds = f"{len(scores)} seed{'' if len(scores) == 1 else 's'}"
+    sentence = f"{what}: {spread(scores)} with {experiment.name(first)} ({seeds})."
+    for a, b, verdict in experiment.differences[:1]:
+        none = f"{a.norm} and {b.norm} have no seed in common, so they are not compared."
+        sentence += f" {none if verdict is None else verdict.sentence}"
+    return sentence
+
+
+def _tables(experiment: Experiment, number: int) -> Iterator[Table]:
+    folded = number > MOST_DRAWN
+    figures = [] if folded else list(_figures(experiment))
+    title, label = experiment.title, _curve_label(experiment)
+    yield Table(
+        f"{title}: best setting of each norm",
+        *_best_rows(experiment),
+        notes=list(_notes(experiment)),
+        lead=headline(experiment),
+        figures=figures,
+        folded=folded,
+        name=f"experiment-{number}",
+    )
+    if experiment.differences:
+        few = len(experiment.chosen) <= MOST_FOR_ALL_PAIRS
+        note = f"{experiment.chosen[0].norm}, the first norm above, minus each other norm."
+        heads = ["difference", "points", "interval", "seeds", "verdict"]
+        rows = [_difference_row(experiment, *one) for one in experiment.differences]
+        yield Table(f"{title}: paired differences", heads, rows, [] if few else [note], folded=folded)
+    drawn, total = _drawn(experiment), len(_candidates(experiment))
+    part = f", the {len(drawn)} highest of {total} settings" if total > len(drawn) else ""
+    points = {name: [list(values) for values in zip(*one.column("curve"), strict=False)] for name, one in drawn.items()}
+    tasks = max(map(len, points.values()), default=0)
+    rows = [[name, *map(spread, some), *["-"] * (tasks - len(some))] for name, some in points.items()]
+    heads = ["setting", *(f"task {task + 1}" for task in range(tasks))]
+    yield Table(f"{title}: {label} after each task{part}", heads, rows, folded=True)
+    if len(experiment.rates) > 1:
+        yield Table(f"{title}: {experiment.title_of_score} by learning rate", *_rate_rows(experiment), folded=True)
+
+
+def _best_rows(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
+    others = any(len(experiment.values(setting)) > 1 for setting in experiment.chosen)
+    heads = ["norm", "lr", *map(score_title, experiment.score_names), "seeds", *(["other settings"] if others else [])]
+    rows = []
+    for best in experiment.best:
+        if (setting := best.setting) is None:
+            cells = ["-", "diverged", *["-"] * (len(experiment.score_names) - 1), "0", *(["-"] if others else [])]
+        else:
+            scores = [spread(setting.column(name)) for name in experiment.score_names]
+            more = ", ".join(experiment.values(setting)[1:]) or "-"
+            cells = [f"{setting.lr:g}", *scores, str(len(setting.rows)), *([more] if others else [])]
+        rows.append([best.norm, *cells, str(best.tried), best.chosen_on])
+    return [*heads, "settings tried", "chosen on"], rows
+
+
+def _difference_row(experiment: Experiment, a: Setting, b: Setting, verdict: Verdict | None) -> list[str]:
+    name = _difference_name(experiment, a, b)
+    if verdict is None:
+        return [name, "-", "-", "0", "no shared seeds"]
+    interval, seeds = verdict.interval or verdict.uncorrected, verdict.seeds or len(verdict.differences)
+    outcome = verdict.outcome if verdict.outcome in ("equivalent", "undecided") else f"{a.norm} is {verdict.outcome}"
+    return [name, f"{verdict.mean:+.2f}", str(interval or "-"), str(seeds), outcome]
+
+
+def _difference_name(experiment: Experiment, a: Setting, b: Setting) -> str:
+    """Both norms, with the settings in which they differ."""
+    texts = {id(one): experiment.values(one) for one in (a, b)}
+    words = []
+    for one, other in ((a, b), (b, a)):
+        own = [value for value in texts[id(one)] if value not in texts[id(other)]]
+        words.append(f"{one.norm} ({', '.join(own)})" if own else one.norm)
+    return " minus ".join(words)
+
+
+def _notes(experiment: Experiment) -> Iterator[str]:
+    """Notes on the selection, the shared settings, diverged runs and the data."""
+    yield _selection_note(experiment)
+    shared = {
+        key: value
+        for key, value in changed(experiment.config).items()
+        if not (key in (*IN_TITLE, *NORM_KEYS, *experiment.varying) or key.startswith("evaluate."))
+        and not (value is None and key in DEFAULT_IF_NONE)
+    }
+    if shared:
+        yield f"Changed from the defaults in all runs: {format_settings(shared, shared)}."
+    diverged = [
+        f"{experiment.name(one)} ({len(one.diverged)} of {len(one.diverged | one.rows.keys())} seeds)"
+        for one in experiment.settings
+        if one.diverged
+    ]
+    if diverged:
+        yield f"Diverged: {'; '.join(diverged)}."
+    lengths = {len(curve) for setting in experiment.chosen for curve in setting.column("curve")}
+    if len(lengths) > 1:
+        yield (
+            f"The runs reached {min(lengths)} to {max(lengths)} tasks (--max-steps): their scores are not comparable."
+        )
+    yield from dict.fromkeys(f"Some runs used {part}." for one in experiment.records if (part := data_part(one)))
+    yield from data_remarks(experiment.records)
+
+
+def _selection_note(experiment: Experiment) -> str:
+    chosen_on, name = {best.chosen_on for best in experiment.best}, experiment.title_of_score
+    if chosen_on == {ONE_SETTING}:
+        return "Nothing was chosen: each norm was run with one setting."
+    if ON_TEST in chosen_on:
+        return (
+            f"Settings were chosen by {name} on the test tasks, so the scores of the chosen ones are too high, and the "
+            "more so the more settings were tried. Choose on validation tasks for an unbiased comparison."
+        )
+    if experiment.validation:
+        return (
+            f"These are validation runs: settings were chosen by the same {name} that is shown, which is too high for "
+            "the chosen ones. Run these settings on the test tasks for an unbiased comparison."
+        )
+    data = " and ".join(sorted(chosen_on - {ONE_SETTING}))
+    return f"Settings were chosen by {name} on {data}; the scores are on the test tasks."
+
+
+def _curve_label(experiment: Experiment) -> str:
+    return "mAP" if experiment.score_names is LABEL_SCORES else "accuracy"
+
+
+def _candidates(experiment: Experiment) -> list[Setting]:
+    """The best setting of each norm; of a single norm all settings, from the highest mean to the lowest."""
+    if len(experiment.chosen) != 1:
+        return experiment.chosen
+    finished = [one for one in experiment.settings if one.rows]
+    return sorted(finished, key=lambda one: -one.mean(experiment.score_names[0]))
+
+
+def _drawn(experiment: Experiment) -> dict[str, Setting]:
+    """Settings whose curves are shown, by name."""
+    return {experiment.name(setting): setting for setting in _candidates(experiment)[:MOST_CURVES]}
+
+
+def _rate_rows(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: the score of each norm at each learning rate."""
+    rows, name = [], experiment.score_names[0]
+    for norm in [setting.norm for setting in experiment.chosen]:
+        by_rate, cells = experiment.best_by_rate(norm), []
+        for rate in experiment.rates:
+            one = by_rate.get(rate)
+            text = "-" if one is None else spread(one.column(name)) if one.rows else "diverged"
+            cells.append(f"{text}, {len(one.diverged)} diverged" if one and one.rows and one.diverged else text)
+        rows.append([norm, *cells])
+    return ["norm", *(f"lr={rate:g}" for rate in experiment.rates)], rows
+
+
+def _figures(experiment: Experiment) -> Iterator[Any]:
+    """Functions that draw the figures of an experiment."""
+    title, name, label = experiment.title, experiment.score_names[0], _curve_label(experiment)
+    curves = {legend: setting.column("curve") for legend, setting in _drawn(experiment).items()}
+    what = f"{label} on the tasks so far (percent)"
+    yield partial(curves_over_tasks, curves, f"{title}: {label} after each task", what)
+    if len(experiment.rates) > 1:
+        points = {}
+        for norm in [setting.norm for setting in experiment.chosen][:MOST_CURVES]:
+            finished = {rate: one.frame[name] for rate, one in experiment.best_by_rate(norm).items() if one.rows}
+            spreads = [(rate, some.mean(), 0.0 if len(some) == 1 else some.std()) for rate, some in finished.items()]
+            points[f"norm={norm}"] = spreads
+        what = f"{experiment.title_of_score} (percent)"
+        yield partial(score_by_rate, points, f"{title}: {experiment.title_of_score} by learning rate", what)
+    pairs = {
+        _difference_name(experiment, a, b): list(verdict.differences.values())
+        for a, b, verdict in experiment.differences
+        if verdict is not None
+    }
+    if pairs:
+        unit = f"points of {experiment.title_of_score}"
+        yield partial(paired_differences, pairs, f"{title}: paired differences at the best settings", unit)

@@ -1,0 +1,431 @@
+"""The norm spec of a model: what a state dict does not tell, and models that are converted to match it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import contnorm as cn
+from contnorm.registry import NORMS, norm_names
+from tests.models import Block, FrozenBatchNorm2d
+
+X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+
+
+class Network(nn.Module):
+    """A small residual network with batch norm, as it is built before its checkpoint is loaded."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+            self.block = Block(16, 16)
+            self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.block(self.stem(x)).mean((2, 3)))
+        return y
+
+
+def trained(model: nn.Module, steps: int = 2) -> nn.Module:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(steps):
+        labels = torch.arange(len(X)) % 5
+        optimizer.zero_grad()
+        F.cross_entropy(model(X + 0.1 * step), labels).backward()
+        optimizer.step()
+    return model
+
+
+def stored(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec as it is after it was written to a JSON file."""
+    text = json.dumps(spec, allow_nan=False)
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def outputs(model: nn.Module) -> list[Tensor]:
+    """Outputs in evaluation and in training mode, and in evaluation after that, which shows the moments."""
+    model = copy.deepcopy(model)
+    values = []
+    for training in (False, True, False):
+        values.append(model.train(training)(X).detach())
+    return values
+
+
+def assert_same(first: nn.Module, second: nn.Module) -> None:
+    for a, b in zip(outputs(first), outputs(second), strict=True):
+        assert torch.equal(a, b)
+
+
+def reloaded(model: nn.Module, build: Callable[[], nn.Module] = lambda: Network(seed=1)) -> nn.Module:
+    """Save a model and load it into a newly built one."""
+    spec = stored(cn.norm_spec(model))
+    fresh = cn.apply_norm_spec(build(), spec)
+    fresh.load_state_dict(model.state_dict(), strict=True)
+    assert cn.norm_spec(fresh) == spec == cn.norm_spec(model)
+    return fresh
+
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "brn": {"r_max": 2.5, "d_max": 4.0, "total_steps": 4},
+    "adab2n": {"kappa": 0.4, "lam": 0.7, "ada_t0": 1, "num_tasks": 7, "renormalize": True},
+    "bnt": {"balanced_size": 12},
+    "iabn": {"k": 1.5},
+    "gn_ws": {"weight_eps": 1e-3},
+    "frn": {"apply_act": False},
+    "evonorm_s0": {"apply_act": False},
+}
+
+
+def converted(name: str, **options: object) -> nn.Module:
+    groups: dict[str, object] = {"num_groups": 4} if NORMS[name].grouped else {}
+    return cn.convert_norm(Network(), name, **{**groups, **OPTIONS.get(name, {}), **options})
+
+
+@pytest.mark.parametrize("name", norm_names())
+def test_every_norm_round_trips(name: str) -> None:
+    model = trained(converted(name, **({} if name == "none" else {"eps": 3e-4})))
+    assert_same(model, reloaded(model))
+    again = reloaded(model, lambda: copy.deepcopy(model))
+    assert [type(m) for m in again.modules()] == [type(m) for m in model.modules()]
+    spec = cn.norm_spec(Network())
+    assert cn.norm_spec(cn.apply_norm_spec(model, spec)) == spec
+    assert set(model.state_dict()) == set(Network().state_dict())
+
+
+def test_spec_tells_what_state_dicts_do_not() -> None:
+    """Models whose checkpoints load into each other, and which compute something else, have other specs."""
+    kinds: list[tuple[str, dict[str, object]]] = [
+        ("bn", {}),
+        ("cn", {"num_groups": 4}),
+        ("cn", {"num_groups": 8}),
+        ("bn_gn", {"num_groups": 4}),
+        ("cn_tied", {"num_groups": 4}),
+        ("cn", {"num_groups": 4, "eps": 1e-3}),
+        ("bn", {"momentum": None}),
+    ]
+    models = [trained(cn.convert_norm(Network(), name, **options)) for name, options in kinds]
+    assert len({tuple(model.state_dict()) for model in models}) == 1
+    specs = [json.dumps(cn.norm_spec(model), sort_keys=True) for model in models]
+    assert len(set(specs)) == len(specs)
+    for model in models:
+        assert_same(model, reloaded(model))
+    wrong = cn.apply_norm_spec(Network(), cn.norm_spec(models[2]))
+    wrong.load_state_dict(models[1].state_dict())  # all keys match
+    assert not torch.allclose(wrong.eval()(X), models[1].eval()(X), atol=1e-3)
+
+
+def test_entry_has_the_facts_of_a_layer() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 8, 3), cn.ContinualNorm1d(8, 1e-4, None, num_groups=2, order="bn_gn"))
+    assert cn.norm_spec(model)["norms"]["1"] == {
+        "norm": "bn_gn",
+        "dim": 1,
+        "num_features": 8,
+        "options": {
+            "eps": 1e-4,
+            "momentum": None,
+            "affine": True,
+            "track_running_stats": True,
+            "num_groups": 2,
+        },
+        "parameters": ["weight", "bias"],
+        "running_moments": True,
+        "constant": False,
+        "frozen": False,
+        "synced": False,
+        "has_act": False,
+        "per_position": False,
+    }
+
+
+@pytest.mark.parametrize("name", ["bn", "cn", "sn", "adab2n", "tbbn", "brn"])
+def test_apply_keeps_the_tensors_of_a_norm_with_another_option(name: str) -> None:
+    """The same objects, also those that batch norm does not have, such as the mixture weights of switchable norm."""
+    model = trained(converted(name))
+    spec = cn.norm_spec(model)
+    for entry in spec["norms"].values():
+        entry["options"]["eps"] = 0.25
+    before, layer = dict([*model.named_parameters(), *model.named_buffers()]), model.block.bn1
+    cn.apply_norm_spec(model, spec)
+    after = dict([*model.named_parameters(), *model.named_buffers()])
+    assert model.block.bn1 is not layer and model.block.bn1.eps == 0.25
+    limits = ("r_limit", "d_limit")  # of batch renorm: they follow from the batch counter
+    assert all(after[name] is before[name] for name in before if not name.endswith(limits))
+
+
+def test_apply_replaces_only_layers_that_differ() -> None:
+    model = cn.convert_norm(Network(), "cn", num_groups=4)
+    spec = stored(cn.norm_spec(model))
+    layers = list(model.modules())
+    assert cn.apply_norm_spec(model, spec) is model and list(model.modules()) == layers
+    spec["norms"]["block.bn1"]["options"]["eps"] = 1e-3
+    cn.apply_norm_spec(model, spec)
+    assert [a is b for a, b in zip(model.modules(), layers, strict=True)].count(False) == 1
+    assert model.block.bn1.eps == 1e-3
+
+
+@pytest.mark.parametrize("norm", ["bn", "cn", "brn", "adab2n"])
+def test_freeze_is_kept_and_released(norm: str) -> None:
+    options = {"num_groups": 4} if norm == "cn" else {}
+    model = trained(cn.convert_norm(Network(), norm, **options)) if norm != "bn" else trained(Network())
+    thawed = cn.norm_spec(model)
+    cn.freeze_stats(model.block)
+    frozen = [name for name, entry in cn.norm_spec(model)["norms"].items() if entry["frozen"]]
+    assert frozen == ["block.bn1", "block.bn2"]
+    loaded = reloaded(model)
+    assert_same(model, loaded)
+    moments = loaded.block.bn1.running_mean.clone()
+    loaded.train()(X)
+    assert torch.equal(loaded.block.bn1.running_mean, moments)
+    cn.apply_norm_spec(loaded, thawed)
+    assert cn.norm_spec(loaded) == thawed
+    loaded.train()(X)
+    assert not torch.equal(loaded.block.bn1.running_mean, moments)
+
+
+def test_layers_of_torch_and_of_contnorm_are_equal() -> None:
+    """Batch norms of torch and of contnorm compute the same, so neither replaces the other."""
+    model = cn.apply_norm_spec(Network(), cn.norm_spec(cn.convert_norm(Network(), "bn")))
+    assert type(model.block.bn1) is nn.BatchNorm2d
+
+
+def test_layers_without_affine_or_moments_round_trip() -> None:
+    def build(affine: bool = True, track: bool = True) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, affine=affine, track_running_stats=track))
+
+    for affine, track in ((False, True), (True, False), (False, False)):
+        model = build(affine, track)
+        model(X)
+        for target in (build(), build(False, False)):
+            loaded = reloaded(model, lambda target=target: target)
+            assert_same(model, loaded)
+        stock = build()
+        assert_same(stock, reloaded(stock, lambda affine=affine, track=track: build(affine, track)))
+
+
+def test_only_a_weight_round_trips() -> None:
+    model = cn.convert_norm(Network(), "cn", num_groups=4)
+    for part in (model.block.bn1, model.stem[1]):
+        part.register_parameter("bias", None)
+    assert_same(model, reloaded(model))
+    back = cn.apply_norm_spec(model, cn.norm_spec(Network()))
+    assert back.block.bn1.bias is not None
+
+
+def test_tracking_that_was_switched_off_keeps_its_moments() -> None:
+    """``track_running_stats = False`` on a layer with moments: they are kept, used in evaluation and not updated."""
+    model = trained(Network())
+    model.block.bn1.track_running_stats = False
+    loaded = reloaded(model, lambda: cn.convert_norm(Network(seed=1), "cn", num_groups=4))
+    assert_same(model, loaded)
+
+
+def test_constant_layers_round_trip() -> None:
+    def build(norm: Callable[[int], nn.Module]) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), norm(8))
+
+    model = build(FrozenBatchNorm2d)
+    model[1].running_mean.fill_(0.3)
+    loaded = reloaded(model, lambda: build(nn.BatchNorm2d))
+    assert torch.allclose(loaded.train()(X), model.train()(X), atol=1e-6)
+    assert "constant" in str(cn.summarize(loaded))
+    cn.apply_norm_spec(model, cn.norm_spec(model))
+    assert type(model[1]) is FrozenBatchNorm2d and not model[1]._forward_hooks  # it needs no freeze
+    constant = cn.convert_norm(model, "cn", num_groups=2)
+    assert_same(constant, reloaded(constant, lambda: build(nn.BatchNorm2d)))
+    released = cn.apply_norm_spec(constant, cn.norm_spec(build(nn.BatchNorm2d)))
+    assert "constant" not in str(cn.summarize(released)) and "frozen" not in str(cn.summarize(released))
+
+
+def test_a_model_that_is_a_norm_is_returned_converted() -> None:
+    spec = stored(cn.norm_spec(cn.ContinualNorm2d(8, num_groups=2)))
+    assert list(spec["norms"]) == [""]
+    assert isinstance(cn.apply_norm_spec(nn.BatchNorm2d(8), spec), cn.ContinualNorm2d)
+
+
+def test_training_mode_and_device_are_those_of_the_model() -> None:
+    model = Network().double().eval()
+    cn.apply_norm_spec(model, cn.norm_spec(cn.convert_norm(Network(), "sn")))
+    assert model.block.bn1.mean_weight.dtype is torch.float64 and not model.block.bn1.training
+
+
+def test_implementation_is_that_of_the_model() -> None:
+    spec = cn.norm_spec(nn.Sequential(cn.ContinualNorm2d(8, num_groups=2, kernel="analytic")))
+    assert "kernel" not in spec["norms"]["0"]["options"]
+    model = nn.Sequential(cn.ContinualNorm2d(8, num_groups=4, kernel="reference"))
+    assert cn.apply_norm_spec(model, spec)[0].kernel == "reference" and model[0].num_groups == 2
+
+
+@pytest.mark.parametrize("kind", ["bn", "cn", "bn_gn_tied"])
+def test_synchronized_layers_round_trip(kind: str) -> None:
+    options = {} if kind == "bn" else {"num_groups": 4}
+    local = trained(cn.convert_norm(Network(), kind, **options))
+    model = cn.convert_sync(copy.deepcopy(local))
+    loaded = reloaded(model)
+    assert type(loaded.block.bn1) is (nn.SyncBatchNorm if kind == "bn" else cn.SyncContinualNorm)
+    back = cn.apply_norm_spec(loaded, cn.norm_spec(local))
+    assert cn.norm_spec(back) == cn.norm_spec(local) and back.block.bn1 is not model.block.bn1
+
+
+def test_synchronized_layers_of_torch_round_trip() -> None:
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(Network())
+    assert cn.norm_spec(model)["norms"]["block.bn1"]["dim"] is None
+    assert isinstance(reloaded(model).block.bn1, nn.SyncBatchNorm)
+
+
+# --- norms of the user ----------------------------------------------------------------------------------------------
+
+
+class ScaleNorm(nn.Module):
+    """Divide by the root mean square over the channels; the exponents are an option that is a list."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, powers: tuple[int, ...] = (2,), act: Any = None) -> None:
+        super().__init__()
+        self.num_features, self.eps, self.powers, self.act = num_features, eps, powers, act
+        self.weight = nn.Parameter(torch.ones(num_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = sum(x.abs().pow(p).mean(1, keepdim=True) for p in self.powers)
+        y = x * (size + self.eps).rsqrt() * self.weight.reshape(-1, *[1] * (x.dim() - 2))
+        return y if self.act is None else self.act(y)
+
+
+class PairNorm(nn.Module):
+    """A norm that contains another one, whose moments are frozen with it."""
+
+    def __init__(self, num_features: int, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.num_features, self.momentum = num_features, momentum
+        self.inner = nn.BatchNorm2d(num_features, momentum=momentum)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x) * 2
+        return y
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    cn.register_norm("scale", ScaleNorm)
+    cn.register_norm("pair", layers={2: PairNorm})
+    cn.register_norm("made", lambda num_features, groups=2: nn.GroupNorm(groups, num_features))
+    yield
+    for name in ("scale", "pair", "made"):
+        cn.unregister_norm(name)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("name", "options"), [("scale", {"eps": 0.1, "powers": (2, 4)}), ("pair", {"momentum": 0.3}), ("made", {})]
+)
+def test_registered_norms_round_trip(name: str, options: dict[str, object]) -> None:
+    model = trained(cn.freeze_stats(cn.convert_norm(Network(), name, **options)))
+    assert {entry["norm"] for entry in cn.norm_spec(model)["norms"].values()} == {name}
+    assert_same(model, reloaded(model))
+
+
+def test_norm_that_is_not_registered_is_named() -> None:
+    model = cn.convert_norm(Network(), ScaleNorm)
+    spec = stored(cn.norm_spec(model))
+    assert spec["norms"]["block.bn1"]["norm"] is None
+    assert spec["norms"]["block.bn1"]["class"] == "ScaleNorm"
+    assert cn.apply_norm_spec(model, spec) is model
+    with pytest.raises(ValueError, match="ScaleNorm is not a registered norm"):
+        cn.apply_norm_spec(Network(), spec)
+    with pytest.raises(ValueError, match="is not a registered norm"):
+        cn.apply_norm_spec(model, cn.norm_spec(Network()))
+
+
+class ObservationNorm(nn.Module):
+    """A layer with moments that is no known norm; it may be frozen."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(size))
+        self.register_buffer("running_var", torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.running_mean.lerp_(x.mean(0), 0.1)
+        return (x - self.running_mean) * 2
+
+
+def test_freeze_of_layers_of_unknown_classes_is_kept() -> None:
+    def build() -> nn.Module:
+        inner = nn.Sequential(nn.InstanceNorm1d(4, track_running_stats=True))
+        return nn.Sequential(ObservationNorm(4), inner, nn.BatchNorm1d(4))
+
+    model = build()
+    assert cn.apply_norm_spec(model, cn.norm_spec(build())) is model and not model[0]._forward_hooks
+    cn.freeze_stats(model[0])
+    spec = stored(cn.norm_spec(model))
+    assert [entry["frozen"] for entry in spec["norms"].values()] == [True, False, False]
+    assert {path: entry.get("class") for path, entry in spec["norms"].items()} == {
+        "0": "ObservationNorm",
+        "1.0": "InstanceNorm1d",
+        "2": None,
+    }
+    loaded = cn.apply_norm_spec(build(), spec)
+    assert cn.norm_spec(loaded) == spec
+    loaded[0](torch.ones(3, 4))
+    assert torch.equal(loaded[0].running_mean, torch.zeros(4))
+
+
+# --- what does not fit ----------------------------------------------------------------------------------------------
+
+
+def test_everything_that_does_not_fit_is_in_one_error() -> None:
+    spec = stored(cn.norm_spec(converted("cn")))
+    norms = spec["norms"]
+    norms["head"] = copy.deepcopy(norms["stem.1"])
+    norms["stem.1"]["norm"] = "imagined"
+    norms["block.bn1"]["num_features"] = 32
+    del norms["block.bn2"]
+    model = Network()
+    with pytest.raises(ValueError, match="does not fit Network") as caught:
+        cn.apply_norm_spec(model, spec)
+    for part in (
+        "'head' is a norm layer in the spec, and not in the model",
+        "unknown norm 'imagined'",
+        "num_features is 32 in the spec, and 16 here",
+        "'block.bn2' is a norm layer in the model, and not in the spec",
+    ):
+        assert part in str(caught.value)
+    assert cn.norm_spec(model) == cn.norm_spec(Network())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda e: e.update(dim=1), "dim is 1 in the spec, and 2 here"),
+        (lambda e: e["options"].update(num_groups=5), "num_groups=5 does not divide"),
+        (lambda e: e["options"].update(spin=1), "does not accept 'spin'"),
+        (lambda e: e.update(has_act=True), "has_act is True in the spec, and False here"),
+    ],
+)
+def test_entries_that_no_layer_can_have_are_refused(change: Callable[[dict[str, Any]], None], words: str) -> None:
+    spec = stored(cn.norm_spec(converted("cn")))
+    change(spec["norms"]["stem.1"])
+    model = Network()
+    with pytest.raises(ValueError, match=words):
+        cn.apply_norm_spec(model, spec)
+    assert cn.norm_spec(model) == cn.norm_spec(Network())
+
+
+def test_other_formats_and_layers_that_can_not_be_replaced_are_refused() -> None:
+    for spec in ({"head.weight": 1}, {**cn.norm_spec(Network()), "version": 1}):
+        with pytest.raises(ValueError, match=r"expected a spec of contnorm\.norm_spec"):
+            cn.apply_norm_spec(Network(), spec)
+    model = Network()
+    model.block.bn1.register_forward_hook(lambda module, args, output: None)
+    with pytest.raises(ValueError, match=r"'block\.bn1' can't become .*it has hooks"):
+        cn.apply_norm_spec(model, cn.norm_spec(converted("cn")))
+    cn.apply_norm_spec(model, cn.norm_spec(cn.freeze_stats(Network())))  # a freeze needs no replacement
