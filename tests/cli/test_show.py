@@ -230,4 +230,4 @@ def test_unfinished_runs_are_counted_with_the_command(show: Show, contnorm: Show
     folder = stop(tmp_path / "stopped", "bn", 0)
     for arguments in ((), (folder.parent.parent,), (folder.parent,), (folder.parent.name[:6],)):
         code, _, error = contnorm("show", *arguments, "--runs", tmp_path / "stopped")
-        assert code == 2 and f"contnorm resume {tmp_path / 'stopped'}" in error and error.count("\n") == 1
+        assert code == 2 and f"contnorm resume --runs {tmp_path / 'stopped'}" in error and error.count("\n") == 1

@@ -49,7 +49,7 @@ def _needless_imports(arguments: list[str], folder: Path) -> tuple[str, list[str
 
 @pytest.mark.parametrize(
     "arguments",
-    [["show"], ["show", "--help"], ["--help"], ["run", "--help"], ["clean", "--help"]],
+    [["show"], ["show", "--help"], ["--help"], ["run", "--help"]],
 )
 def test_commands_import_only_what_they_need(arguments: list[str], tmp_path: Path) -> None:
     assert _needless_imports(arguments, tmp_path)[1] == []
