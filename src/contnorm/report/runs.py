@@ -163,7 +163,8 @@ def accuracy_tables(records: Sequence[Record]) -> Iterator[Table]:
                 for after, row in enumerate(matrix)
             ]
             score_of = ", mAP" if record.multi_label else ""
-            yield Table(f"{record.hash} seed {record.seed}{score_of}, {what}", heads, rows)
+            name = ", ".join(run_names(record.config))
+            yield Table(f"{name}: {record.hash} seed {record.seed}{score_of}, {what}", heads, rows)
 
 
 def _evaluated(record: Record) -> dict[str, AccuracyMatrix] | dict[str, LabelMatrix]:
