@@ -34,7 +34,6 @@ WITHOUT_TORCH = [
             "bench.config.sources",
             "bench.config.schema",
             "bench.rng",
-            "bench.record_checks",
             "bench.records",
             "bench.loggers",
             "bench.metrics.task_scores",

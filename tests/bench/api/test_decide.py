@@ -120,7 +120,7 @@ def test_interrupted_decision_continues(stream: bench.Stream, tmp_path: Path) ->
     whole = bench.decide(GOOD, BAD, stream=stream, lanes=1)
     with (
         interrupted_in_run(5),
-        pytest.raises(bench.RunInterrupted, match=r"of 32 runs unfinished\. Run it again to continue\."),
+        pytest.raises(bench.RunInterrupted, match=r"Run it again to continue\."),
     ):
         bench.decide(GOOD, BAD, stream=stream, runs=tmp_path, lanes=1)
     assert 0 < len(list(tmp_path.glob("*/*.json"))) < 32
