@@ -188,10 +188,10 @@ def test_stopped_run_of_a_plugin_is_resumed_by_command(site: Path) -> None:
     for runs in ("whole", "stopped"):
         code = f"RUNS = {runs!r}\n{stop}"
         subprocess.run([sys.executable, "-c", code], cwd=site.parent, capture_output=True, text=True, check=False)
-    assert list((site.parent / "stopped").rglob("checkpoints/*"))
-    missing = contnorm(site.parent / "nowhere", "resume", "stopped")
+    assert list((site.parent / "stopped").glob("*/*.unfinished/*"))
+    missing = contnorm(site.parent / "nowhere", "resume", "--runs", "stopped")
     assert missing.returncode == 2
-    done = contnorm(site, "resume", "stopped")
+    done = contnorm(site, "resume", "--runs", "stopped")
     assert done.returncode == 0, done.stderr
     (whole,), (resumed,) = (
         [json.loads(path.read_text()) for path in (site.parent / runs).glob("*/*.json")]
