@@ -176,11 +176,11 @@ def test_built_in_run_loads_no_plugin(site: Path) -> None:
 def test_stopped_run_of_a_plugin_is_resumed_by_command(site: Path) -> None:
     """The command loads the plugin; without the package it says what is missing."""
     stop = (
-        f"import os, signal, sys; sys.path.append({str(site)!r})\n"
+        f"import sys; sys.path.append({str(site)!r})\n"
         "from contnorm import bench\nfrom contnorm.bench.engine.trainer import Trainer\n"
         "real = Trainer.step\n"
         "def step(trainer):\n"
-        "    if trainer.done == 5: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    if trainer.done == 5: raise RuntimeError('stop')\n"
         "    return real(trainer)\n"
         "if RUNS == 'stopped': Trainer.step = step\n"
         "print(bench.run('blobs', strategy='half', memory='newest', runs=RUNS).accuracy.tolist())\n"
@@ -188,10 +188,10 @@ def test_stopped_run_of_a_plugin_is_resumed_by_command(site: Path) -> None:
     for runs in ("whole", "stopped"):
         code = f"RUNS = {runs!r}\n{stop}"
         subprocess.run([sys.executable, "-c", code], cwd=site.parent, capture_output=True, text=True, check=False)
-    assert list((site.parent / "stopped").rglob("*.unfinished"))
-    missing = contnorm(site.parent / "nowhere", "resume", "stopped")
+    assert list((site.parent / "stopped").glob("*/*.unfinished/*"))
+    missing = contnorm(site.parent / "nowhere", "resume", "--runs", "stopped")
     assert missing.returncode == 2
-    done = contnorm(site, "resume", "stopped")
+    done = contnorm(site, "resume", "--runs", "stopped")
     assert done.returncode == 0, done.stderr
     (whole,), (resumed,) = (
         [json.loads(path.read_text()) for path in (site.parent / runs).glob("*/*.json")]

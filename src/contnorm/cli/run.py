@@ -124,6 +124,7 @@ def _run(stream: bench.Stream, arguments: dict[str, Any], console: Console) -> i
     Example("Finish the stopped runs of another folder, one at a time.", "contnorm resume --runs sweep-runs --lanes 1"),
 )
 def resume(
+    folder: Annotated[Path | None, typer.Argument(help="The same as --runs.", show_default=False)] = None,
     runs: Annotated[
         Path, typer.Option("--runs", help="Folder of runs, of one experiment in it, or of one run.")
     ] = Path("runs"),
@@ -148,7 +149,7 @@ def resume(
     options |= {"launcher": find_launcher(launcher, address, launcher_set), "allow_missing": allow_missing or None}
     options |= {"log": log, "log_every": log_every, "log_dir": log_dir}
     try:
-        records = bench.resume(runs, root=data_root, console=console, **options)
+        records = bench.resume(folder or runs, root=data_root, console=console, **options)
     except bench.RunInterrupted as stopped:
         raise typer.Exit(128 + stopped.signal) from None
     except bench.ResumeError as error:

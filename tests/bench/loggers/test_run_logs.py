@@ -178,7 +178,7 @@ def test_csv_of_killed_process_has_no_step_twice(run: LoggedRun, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"log": "tensorbord"}, {"log": ["csv", 3]}, {"log": "csv", "log_every": 0}],
+    [{"log": "tensorbord"}, {"log": ["csv", 3]}, {"log": [Memo]}, {"log": "csv", "log_every": 0}],
 )
 def test_invalid_loggers_are_rejected(stream: bench.Stream, tmp_path: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(UserError):

@@ -92,8 +92,8 @@ def run(
         settings: Further settings by dotted key, such as ``{"strategy.forward": "separate"}``; see the list of
             settings in the documentation.
         runs: Folder of records and checkpoints; None to keep the results in memory only.
-        tag: Name of a network, strategy or memory that is defined in no file, such as a class of a notebook. Runs with
-            the same tag and settings count as the same run.
+        tag: Name of a network, strategy, memory or norm that can't be identified by its code, such as one that uses an
+            open file. Runs with the same tag and settings count as the same run.
         device: ``"cpu"``, ``"cuda"``, or a GPU by its index, such as ``"cuda:1"``.
         devices: Indices of several GPUs of this machine to use in parallel, such as ``[0, 1]``, or ``"all"``. Each has
             a worker process that executes up to ``lanes`` runs at a time.
