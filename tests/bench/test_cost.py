@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.cost import CostModel, Timing, count_steps, estimate_seconds, recorded_timings
+from contnorm.bench.cost import CostModel, Timing, count_steps, recorded_timings
 from contnorm.bench.engine.execute import plan_groups
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store, load_runs
@@ -81,10 +81,11 @@ def test_most_similar_record_is_used() -> None:
 
 
 def test_estimate_without_records_orders_runs() -> None:
+    cpu, gpu = CostModel((), "cpu"), CostModel((), "cuda")
     small, deep = config(), config(model={"name": "resnet50"})
     long = config(stream={"tasks": 40, "train_per_task": 2500})
-    assert estimate_seconds(small, "cuda") < estimate_seconds(long, "cuda") < estimate_seconds(deep, "cpu")
-    assert estimate_seconds(small, "cuda") < estimate_seconds(deep, "cuda")
+    assert gpu.seconds(small) < gpu.seconds(long) < cpu.seconds(deep)
+    assert gpu.seconds(small) < gpu.seconds(deep)
 
 
 @pytest.mark.slow

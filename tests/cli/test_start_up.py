@@ -6,17 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy
 import pytest
 
-from contnorm.bench import lazy_numpy
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Store
 
 # Libraries and modules that are slow to import.
 NEEDLESS = (
     "torch",
-    "numpy",
     "pandas",
     "matplotlib",
     "scipy",
@@ -64,11 +61,4 @@ def test_show_of_records_imports_only_what_it_needs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["ls"], ["compare", "--help"], ["power", "--help"]])
 def test_listing_and_comparing_need_no_arrays(arguments: list[str], tmp_path: Path) -> None:
-    assert not {"numpy", "torch", "scipy", "pandas", "matplotlib"} & set(_needless_imports(arguments, tmp_path)[1])
-
-
-def test_lazy_numpy_has_the_attributes_of_numpy() -> None:
-    assert lazy_numpy.np.int64 is numpy.int64 and lazy_numpy.np.random.default_rng is numpy.random.default_rng
-    assert "int64" in vars(lazy_numpy.np)  # looked up once
-    with pytest.raises(AttributeError):
-        lazy_numpy.np.no_such_name  # type: ignore[attr-defined] # noqa: B018
+    assert not {"torch", "scipy", "pandas", "matplotlib"} & set(_needless_imports(arguments, tmp_path)[1])

@@ -42,7 +42,6 @@ WITHOUT_TORCH = [
             "bench.metrics.memory_stats",
             "bench.stats",
             "bench.sequential",
-            "bench.files",
             "bench.memories",
             "bench.plan",
             "bench.components",

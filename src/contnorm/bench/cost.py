@@ -22,7 +22,7 @@ from contnorm.bench.records import FINISHED, Record, is_hash, read_record
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec
 from contnorm.errors import UserError
 
-__all__ = ["CostModel", "Timing", "count_steps", "estimate_seconds", "recorded_timings"]
+__all__ = ["CostModel", "Timing", "count_steps", "recorded_timings"]
 
 TASKS, SAMPLES = 10, 5000  # of a stream whose size is not known before its data is loaded
 GROUP_COST = 1.5  # c, if no records say it: the runs of a group share the time that a GPU waits for the next kernel
@@ -235,24 +235,3 @@ def _group_costs(timings: Sequence[Timing]) -> dict[Hashable, float]:
             large = median(share for _, share in by_size[False])
             fits[networks[kind]] += [max(0.0, (share / large - 1) * lanes) for lanes, share in by_size[True]]
     return {network: median(costs) for network, costs in fits.items()}
-
-
-def estimate_seconds(config: RunConfig, device: str, lanes: int = 1, runs: Path | None = None) -> float:
-    """Return an estimate of the seconds that one run keeps a device busy.
-
-    Args:
-        config: Settings of the run.
-        device: Type of the device.
-        lanes: Number of runs that are executed together.
-        runs: Folder of runs whose records say how long similar runs took; None for the orders of magnitude.
-
-    Example:
-        >>> from contnorm.bench.config.schema import from_dict
-        >>> short, long = (
-        ...     from_dict({"stream": {"tasks": tasks, "train_per_task": 100}, "train": {"batch": 10, "replay": 10}})
-        ...     for tasks in (2, 4)
-        ... )
-        >>> estimate_seconds(long, "cuda") / estimate_seconds(short, "cuda")
-        2.0
-    """
-    return CostModel(recorded_timings(runs), device).seconds(config, lanes)

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
-from contnorm.bench.lazy_numpy import NDArray, np
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["Match", "compare_fingerprints", "fingerprint_arrays", "fingerprint_files", "not_comparable"]
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, Literal, Protocol, TypeVar
 
-from contnorm.bench.lazy_numpy import np
+import numpy as np
+
 from contnorm.errors import UserError
 
 __all__ = [

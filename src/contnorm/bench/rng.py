@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-from contnorm.bench.lazy_numpy import np
+import numpy as np
 
 __all__ = ["generator", "seed_for"]
 

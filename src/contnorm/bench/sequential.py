@@ -33,7 +33,8 @@ from numbers import Integral, Real
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from contnorm.bench.lazy_numpy import np
+import numpy as np
+
 from contnorm.bench.metrics.accuracy_matrix import SCORE_TITLES
 from contnorm.bench.stats import (
     FEWEST_SEEDS,

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: they request a stop, and are blocked while processes are started."""
+"""SIGINT and SIGTERM: they request a stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
@@ -16,11 +16,8 @@ from typing import Any
 __all__ = [
     "StopRequested",
     "StopSignals",
-    "block_signals",
-    "check_stop",
     "child_processes",
     "raise_on_stop",
-    "unblock_signals",
 ]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -34,12 +31,6 @@ class StopRequested(BaseException):
 
     It is a `BaseException`, so that an ``except Exception`` in a model does not catch it.
     """
-
-
-def check_stop(stop: Callable[[], bool]) -> None:
-    """Raise `StopRequested` if ``stop()`` returns True."""
-    if stop():
-        raise StopRequested
 
 
 class StopSignals:
@@ -156,7 +147,8 @@ def raise_on_stop() -> Iterator[None]:
         return
     context.immediate += 1
     try:
-        check_stop(lambda: bool(context))
+        if context:
+            raise StopRequested
         yield
     finally:
         context.immediate -= 1
@@ -175,30 +167,3 @@ def _end_at_once(number: int) -> None:
         worker.kill()
     _write_to_stderr(ENDED)
     os._exit(128 + number)
-
-
-@contextmanager
-def block_signals(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Block signals in this thread and in every process started meanwhile, which inherits the mask.
-
-    Such a process installs its handlers and then unblocks the signals with `unblock_signals`.
-
-    Example:
-        >>> with block_signals([signal.SIGINT]):
-        ...     signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        True
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # not available on Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def unblock_signals(signals: Sequence[signal.Signals]) -> None:
-    """Unblock signals that were blocked when this process was started."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)

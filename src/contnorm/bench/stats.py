@@ -13,7 +13,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from contnorm.bench.lazy_numpy import NDArray, np
+import numpy as np
+from numpy.typing import NDArray
+
 from contnorm.bench.records import spread_over_seeds
 from contnorm.errors import UserError
 

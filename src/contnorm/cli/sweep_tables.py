@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from contnorm import bench
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.sources import RUN_ARGUMENTS, format_value
-from contnorm.bench.files import write_output
 from contnorm.cli.options import FLAGS, Request
 from contnorm.cli.tables import print_text, safe_text, show_rows
 from contnorm.errors import UserError, usable
@@ -65,7 +65,7 @@ def show_result(
         image = io.BytesIO()
         result.plot().savefig(image, format=plot.suffix[1:].lower(), dpi=150)
         with usable(plot, "it can't be written", "Use another file."):
-            write_output(plot, image.getvalue())
+            write_atomically(plot, image.getvalue())
         print_text(f"figure: {plot}", progress)
     return code
 

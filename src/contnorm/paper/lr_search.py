@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.data.registry import data_root
 from contnorm.bench.engine.run import Run, RunOptions
-from contnorm.bench.files import write_output
 from contnorm.bench.grid import LineSearch, Refine
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS, find_stream
@@ -332,7 +332,7 @@ def _write(recipe: Recipe, results: Sequence[GridResult], options: TuneOptions) 
     path = options.out or selection_file(recipe, options.runs)
     selection = _over_old(Selection(recipe.name, tuple(rates)), path, recipe, options)
     with usable(path, "it can't be written", "Use another file."):
-        write_output(path, selection_text(selection).encode())
+        write_atomically(path, selection_text(selection).encode())
     return TuneResult(recipe, results, selection, path)
 
 

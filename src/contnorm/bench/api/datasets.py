@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from contnorm.bench.data.arrays import array_source, read_npz
+from contnorm.bench.data.dataset import Progress
 from contnorm.bench.data.fetch import FETCHABLE, fetch
 from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, Listing, list_cocoseq, list_csv, list_nus_wideseq
 from contnorm.bench.data.multilabel_build import build
 from contnorm.bench.data.registry import SOURCES, data_root
 from contnorm.bench.data.store import new_folder, save_source
-from contnorm.bench.files import Progress
 from contnorm.bench.streams.tasks import ALIASES, STREAMS
 from contnorm.errors import UserError, unknown
 

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from contnorm.bench.data.dataset import ArraySource, Indices
-from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.rng import generator
 from contnorm.errors import UserError
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any, TypeAlias
 
-from contnorm.bench.lazy_numpy import NDArray, np
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = [
     "GROUPS",
@@ -19,6 +20,7 @@ __all__ = [
     "Indices",
     "Labels",
     "MultiLabelSource",
+    "Progress",
     "Source",
     "Split",
     "groups_by_count",
@@ -29,6 +31,7 @@ Images: TypeAlias = "NDArray[np.uint8]"
 Labels: TypeAlias = "NDArray[np.int64]"
 Indices: TypeAlias = "NDArray[np.int64]"
 Split = tuple[Images, Labels]
+Progress = Callable[[str, int, int], None]  # what is done, units done, units in total
 
 SPLITS = ("train", "test")
 GROUPS = ("majority", "moderate", "minority")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.data.dataset import published
-from contnorm.bench.files import Progress
+from contnorm.bench.data.dataset import Progress, published
 from contnorm.errors import UserError
 
 __all__ = ["FETCHABLE", "Fetchable", "fetch"]

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from contnorm.bench.data.dataset import Images, Labels, Split
-from contnorm.bench.lazy_numpy import NDArray, np
 
 __all__ = ["read_cifar_binary", "read_cifar_pickle", "read_idx", "read_mnist", "read_splits"]
 

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from contnorm.bench.data.arrays import choose_test_samples
-from contnorm.bench.data.dataset import Images, published
+from contnorm.bench.data.dataset import Images, Progress, published
 from contnorm.bench.data.pictures import decode, read_cropped
-from contnorm.bench.files import Progress
-from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError
 
 __all__ = [

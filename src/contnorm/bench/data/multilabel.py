@@ -25,9 +25,10 @@ from functools import cache
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+import numpy as np
+
 from contnorm.bench.data.dataset import GROUPS, SPLITS, groups_by_count, published
 from contnorm.bench.data.fetch import Fetchable, fetch
-from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError, unknown
 
 __all__ = [

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from contnorm.bench.data.dataset import SPLITS, MultiLabelSource
+from contnorm.bench.data.dataset import SPLITS, MultiLabelSource, Progress
 from contnorm.bench.data.multilabel import Listing, Picture
 from contnorm.bench.data.pictures import BLOCK, decode, read_picture
 from contnorm.bench.data.store import MANIFEST, read_manifest, save_source
-from contnorm.bench.files import Progress
 from contnorm.errors import UserError
 
 __all__ = ["build", "build_progress"]

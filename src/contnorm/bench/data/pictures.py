@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from contnorm.bench.data.dataset import Images
-from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError
 
 if TYPE_CHECKING:

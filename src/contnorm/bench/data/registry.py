@@ -15,7 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.data.dataset import Images, Labels, Source, Split
+import numpy as np
+
+from contnorm.bench.data.dataset import Images, Labels, Progress, Source, Split
 from contnorm.bench.data.formats import read_cifar_binary, read_cifar_pickle, read_mnist, read_splits
 from contnorm.bench.data.image_folders import (
     PictureList,
@@ -26,9 +28,7 @@ from contnorm.bench.data.image_folders import (
 )
 from contnorm.bench.data.pictures import decode, decoder_name, read_picture
 from contnorm.bench.data.store import MANIFEST, find_stored, list_stored, load_decoded, load_stored
-from contnorm.bench.files import Progress
 from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
-from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError, unknown
 
 __all__ = [

@@ -16,10 +16,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.data.dataset import ArraySource, MultiLabelSource, Source
-from contnorm.bench.files import user_cache
-from contnorm.bench.lazy_numpy import np
 from contnorm.errors import UserError
 
 __all__ = [
@@ -149,7 +149,7 @@ def load_decoded(name: str, folder: Path, inputs: Sequence[Path], decode: Callab
         cache.mkdir(exist_ok=True)  # first, since it changes the time of the folder
         copy = cache / name
     else:
-        copy = user_cache() / f"{name}-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]}"
+        copy = _user_cache() / f"{name}-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]}"
     signature = {
         os.path.relpath(path, folder): [path.is_file() * path.stat().st_size, path.stat().st_mtime_ns]
         for path in inputs
@@ -166,3 +166,8 @@ def load_decoded(name: str, folder: Path, inputs: Sequence[Path], decode: Callab
             with new_folder(copy) as partial:
                 save_source(decode(partial), partial, inputs=signature)
     return load_stored(copy)
+
+
+def _user_cache() -> Path:
+    """Return the folder of contnorm in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "contnorm"

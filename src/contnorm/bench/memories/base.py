@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from contnorm.bench.config.schema import MemoryConfig
-from contnorm.bench.lazy_numpy import NDArray, np
 
 __all__ = [
     "NOT_STORED",

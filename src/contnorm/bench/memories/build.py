@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from contnorm.bench.components import components, find_component, is_user_code, load_component, user_code_error
 from contnorm.bench.config.schema import MemoryConfig, resolve_options
-from contnorm.bench.lazy_numpy import np
 from contnorm.bench.memories import MEMORIES, Memory, StreamInfo
 from contnorm.bench.memories.base import SlotError
 from contnorm.errors import UserCodeError, UserError, unknown

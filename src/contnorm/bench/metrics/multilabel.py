@@ -21,7 +21,8 @@ from math import isnan, nan
 from statistics import fmean
 from typing import Any
 
-from contnorm.bench.lazy_numpy import NDArray, np
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = [
     "LABEL_SCORES",

@@ -11,6 +11,7 @@ code: safetensors, or torch files with ``weights_only=True``.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 import zipfile
@@ -26,7 +27,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import ModelConfig
-from contnorm.bench.files import file_sha256, file_signature
 from contnorm.bench.models.resnet import identify_resnet
 from contnorm.convert.detect import detect_norm
 from contnorm.errors import UserError, unknown, usable
@@ -232,9 +232,11 @@ def _digits_in(name: str) -> str:
 
 def _hash_of(path: Path) -> str:
     with usable(path, "cannot be read", "Check the permissions."):
-        return _hash_at(path.resolve(), *file_signature(path))
+        info = path.stat()
+        return _hash_at(path.resolve(), info.st_size, info.st_mtime_ns)
 
 
-@cache  # the signature of the file is part of the key; every seed needs the hash
-def _hash_at(path: Path, *signature: int) -> str:
-    return file_sha256(path)[:DIGITS]
+@cache  # every seed needs the hash; the size and the time are part of the key
+def _hash_at(path: Path, size: int, modified: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from contnorm.bench.config.schema import StreamConfig, merge_settings
 from contnorm.bench.data.dataset import ArraySource, Indices, MultiLabelSource, Source
-from contnorm.bench.lazy_numpy import NDArray, np
 from contnorm.bench.rng import generator
 from contnorm.errors import UserError, unknown
 
