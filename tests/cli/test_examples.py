@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from contnorm.bench.api import execution
 from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams.tasks import STREAMS
@@ -81,7 +80,6 @@ def test_examples_work_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     spec = STREAMS["permuted-mnist"]
     small = {"stream": {"tasks": 2, "train_per_task": 30, "test_per_task": 20}}
     monkeypatch.setitem(STREAMS, spec.name, replace(spec, defaults=merge_settings(spec.defaults, small)))
-    monkeypatch.setattr(execution, "cores", lambda: 1)
     for command in COMMANDS:
         load_command(command)
         if command == "resume":

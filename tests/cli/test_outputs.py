@@ -13,7 +13,6 @@ from contnorm.bench.config.schema import from_dict
 from contnorm.bench.config.sources import read_toml
 from contnorm.bench.records import Store, seal_of
 from contnorm.cli.main import main
-from contnorm.errors import UserError
 from contnorm.report.paper import section_document
 from contnorm.report.report import collect_report
 from contnorm.report.tables import markdown
@@ -72,14 +71,6 @@ def test_unmeasured_score_is_omitted(runs: Path, tmp_path: Path) -> None:
     path.write_text(RECIPE.replace("split-mnist", "split-cifar100").replace('"acc"', '"fwt"'))
     (section,) = collect_report(runs, [str(path)]).sections
     assert "| bn | 0 |" in markdown(section_document(section))
-
-
-def test_quoted_dotted_key_in_settings_file_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "settings.toml"
-    path.write_text('"train.lr" = 0.1\n')
-    with pytest.raises(UserError, match="without quotes") as raised:
-        read_toml(path)
-    assert "Did you mean" not in str(raised.value)
 
 
 def test_settings_file_with_byte_order_mark_is_read(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_table_equals_records(tmp_path: Path, console: Console) -> None:
         and "Forgetting is fm." in output
     )
     assert "? permuted-mnist er bn FM: with this row's ACC and LA" in output
-    assert "HOLDS (exploratory: 5 seeds): exact moments give ACC back to BN (acc)" in output
+    assert "exact moments give ACC back to BN (acc)" in output
 
 
 def test_verdict_with_published_std(tmp_path: Path, console: Console) -> None:
