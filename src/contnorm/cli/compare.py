@@ -78,9 +78,6 @@ class SelectedRun:
         "Compare their mean over the stream, from the records of an archive.",
         "contnorm compare records.jsonl.gz norm=bn norm=cn --score aia",
     ),
-    Example(
-        "Compare two evaluations of the same networks.", "contnorm compare norm=bn norm=bn --moments running,memory"
-    ),
 )
 def compare(
     context: typer.Context,
