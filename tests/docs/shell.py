@@ -24,7 +24,6 @@ __all__ = ["Shell"]
 _LIMITS = {
     "paper": {"--seeds": "1", "--max-steps": "2"},
     "paper --until-decided": {"--max-seeds": "8"},
-    "sweep": {"--seeds": "1", "--max-steps": "4"},
     "tune": {"--seeds": "1", "--max-steps": "4"},
 }
 # What a command says, with an exit code, where a reader who follows the page has nothing for it to do.

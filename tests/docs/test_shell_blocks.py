@@ -87,7 +87,7 @@ def test_commands_of_page_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CONTNORM_DATA", raising=False)
-    monkeypatch.setattr("contnorm.bench.api.execution.cores", lambda: 1)  # seeds run in this process
+    monkeypatch.setattr("contnorm.bench.engine.run.cores", lambda: 1)  # seeds run in this process
 
     def in_this_process(words: list[str]) -> tuple[int, str, str]:
         return call_program(words, capsys, monkeypatch)
