@@ -53,7 +53,6 @@ ADVICE = {
     "GroupsError": "Use `suggestion`, or `num_groups='auto'`.",
     "NonFiniteMomentsError": "Check the batches for NaN and the model for divergence; `layer` names the first layer.",
     "NormCheckError": "Mend the norm; `report` has the results of all checks.",
-    "MammothNotFoundError": "Start Python in mammoth's folder, or put that folder first on `sys.path`.",
 }
 # Caught by the package, which raises a `UserError`, skips a check or uses another kernel instead.
 INTERNAL = {
@@ -61,7 +60,6 @@ INTERNAL = {
     "CheckSkipped",
     "NoLockstepError",
     "SlotError",
-    "UnsupportedStateError",
 }
 
 
