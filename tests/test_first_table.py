@@ -28,7 +28,6 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     [
         (["--seeds", "0"], "seeds=0: use"),
         (["--lanes", "0"], "lanes=0: use 1 or more"),
-        (["--seeds", "1", "--lanes", "1", "--runs", "file"], "Use another folder for runs"),
     ],
 )
 def test_invalid_argument_is_reported_in_one_line(

@@ -13,7 +13,7 @@ import pytest
 
 from contnorm.cli.main import COMMANDS, load_command
 
-PACKAGES = [f"contnorm.{name}" for name in ("bench", "benchmarks", "diagnosis", "paper", "report")]
+PACKAGES = [f"contnorm.{name}" for name in ("bench", "diagnosis", "paper", "report")]
 FRAMEWORKS = ("timm", "lightning", "transformers", "hub", "avalanche", "mammoth", "optuna")
 INTEGRATIONS = [f"contnorm.integrations.{name}" for name in FRAMEWORKS]
 PUBLIC = {"contnorm", "contnorm.functional", *PACKAGES, *INTEGRATIONS}

@@ -30,7 +30,7 @@ def check_score(name: Any, where: str) -> None:
     Example:
         >>> check_score("accuracy", "recipe")
         Traceback (most recent call last):
-        contnorm.errors.UserError: recipe: unknown score 'accuracy'. There are: acc, fm, la, ...
+        contnorm.errors.UserError: recipe: unknown score 'accuracy'. There are: acc, aia, fm, la, ...
     """
     known = [*SCORES, *LABEL_SCORES, *DRIFT, *OTHERS]
     if name not in known and not (isinstance(name, str) and drift_parts(name)):

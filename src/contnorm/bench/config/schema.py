@@ -366,7 +366,7 @@ def unknown_key(key: str, own: Sequence[str] = ()) -> UserError:
 
     Example:
         >>> print(unknown_key("strategy.bta"))
-        unknown key 'strategy.bta'. Did you mean 'strategy.beta'? There are: strategy.name, strategy.forward, ...
+        unknown key 'strategy.bta'. Did you mean 'strategy.beta' or 'strategy.name'? There are: strategy.name, ...
     """
     group = key.partition(".")[0]
     return unknown(
@@ -395,7 +395,7 @@ def resolve_options(group: str, config: ComponentConfig, component: object) -> O
         (('strength', 3.0), ('temperature', 2.0))
         >>> resolve_options("strategy", StrategyConfig("mine.py:Component", options=(("strenth", 3),)), Component)
         Traceback (most recent call last):
-        contnorm.errors.UserError: unknown key 'strategy.strenth'. Did you mean 'strategy.strength'? ...
+        contnorm.errors.UserError: unknown key 'strategy.strenth'. Did you mean 'strategy.strength' or ...
     """
     given, declared = dict(config.options), getattr(component, "Settings", None)
     if declared is not None and not dataclasses.is_dataclass(declared):
