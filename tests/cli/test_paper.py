@@ -459,7 +459,7 @@ def test_stages_of_an_archive_are_shown(tmp_path: Path, console: Console) -> Non
     options = TableOptions(only=only, data_root=tmp_path, runs=archive, until_decided=True, max_seeds=16)
     assert run_recipe("table2", options, console) == 0
     output = printed(console)
-    assert "with an error rate of 5 % on each stream: 4 on split-cifar100. Looks at 16 seeds from seed 100 on." in output
+    assert "5 % on each stream: 4 on split-cifar100. Looks at 16 seeds from seed 100 on." in output
     assert re.search(
         r"HOLDS, of what is run \(staged: [^)]+\): BN learns new tasks better than GN \(LA\) \(la\)", output
     )

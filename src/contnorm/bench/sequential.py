@@ -354,7 +354,8 @@ def decide_differences(
         >>> decide_differences({100 + i: 0.1 * (-1) ** i for i in range(16)}).outcome
         'equivalent'
         >>> print(decide_differences([2.0] * 7))
-        Undecided whether a or b is higher in score: mean difference +2.00 (7 shared seeds); the first look needs 16 seeds.
+        Undecided whether a or b is higher in score: mean difference +2.00 (7 shared seeds); the first look needs 16
+        seeds.
     """
     check_rule(cases=cases, margin=margin, alpha=alpha, max_seeds=max_seeds)
     by_seed = dict(differences) if isinstance(differences, Mapping) else dict(enumerate(differences, first_seed))
