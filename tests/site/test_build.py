@@ -137,7 +137,6 @@ PUBLIC_MODULES = [
     "bench.metrics",
     "paper",
     "report",
-    "benchmarks",
     "diagnosis",
     *(f"integrations.{name}" for name in FRAMEWORKS),
 ]
@@ -175,7 +174,7 @@ def test_public_names_have_an_entry(site: Path, module: str) -> None:
 
 def test_every_integration_is_listed() -> None:
     frameworks = {path.stem for path in (PACKAGE / "integrations").iterdir() if path.name[0] not in "_."}
-    helpers = {"extras", "generators", "moment_data"}
+    helpers = {"training_data"}
     assert frameworks - helpers == set(FRAMEWORKS)
 
 
