@@ -484,7 +484,7 @@ def test_stages_of_a_smoke_test_are_about_its_own_runs(tmp_path: Path, console: 
     """After two steps, the paper's numbers can't be compared, and forgetting is undefined; no run has diverged."""
     options = TableOptions(
         execution=ALONE, max_steps=2, runs=tmp_path, data_root=tmp_path, settings=["stream.source=digits"],
-        until_decided=True, max_seeds=8,
+        until_decided=True, max_seeds=16,
     )  # fmt: skip
     assert run_recipe("table1", options, console) == 0
     output = printed(console)

@@ -22,12 +22,12 @@ class DERpp(Strategy):
     """CE(stream) + alpha * MSE(first draw, its stored logits) + beta * CE(second draw).
 
     Args:
-        replay: Replayed samples per step and draw.
-        forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
-        alpha: Weight of the stored logits.
-        beta: Weight of the stored labels.
-        replay_from: Whether past tasks are replayed, or all including the current one.
-        distance: Compare stored logits over the outputs of the sample's task (``"task"``), or over all outputs.
+        replay (int): Replayed samples per step and draw.
+        forward (str): One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
+        alpha (float): Weight of the stored logits.
+        beta (float): Weight of the stored labels.
+        replay_from (str): Whether past tasks are replayed, or all including the current one.
+        distance (str): Compare stored logits over the outputs of the sample's task (``"task"``), or over all outputs.
 
     Example:
         >>> DERpp(alpha=0.3).overrides

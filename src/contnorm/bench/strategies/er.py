@@ -18,10 +18,10 @@ class ER(Strategy):
     """Cross-entropy of stream and memory: the mean over all samples, or the sum of the two means.
 
     Args:
-        replay: Replayed samples per step.
-        forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
-        loss: Mean over all samples, or sum of the means of stream and memory.
-        replay_from: Whether past tasks are replayed, or all including the current one.
+        replay (int): Replayed samples per step.
+        forward (str): One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``).
+        loss (str): Mean over all samples, or sum of the means of stream and memory.
+        replay_from (str): Whether past tasks are replayed, or all including the current one.
 
     Example:
         >>> ER(replay=20).overrides

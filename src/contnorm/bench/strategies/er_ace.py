@@ -26,9 +26,9 @@ class ERACE(Strategy):
     """CE(stream; classes in the batch) + CE(memory; classes seen so far).
 
     Args:
-        replay: Replayed samples per step.
-        forward: One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``, the default).
-        replay_from: Whether past tasks are replayed, or all including the current one (the default).
+        replay (int): Replayed samples per step.
+        forward (str): One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``, the default).
+        replay_from (str): Whether past tasks are replayed, or all including the current one (the default).
 
     Example:
         >>> ERACE(replay=20).overrides
