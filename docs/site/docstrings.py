@@ -53,8 +53,8 @@ class TorchStyle(griffe.Extension):
             obj.docstring.value = to_markdown(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        if "layers" in pkg.members:
-            for module in pkg["layers"].modules.values():
+        if "norms" in pkg.members:
+            for module in pkg["norms"].modules.values():
                 for layer in module.classes.values():
                     if layer.name.endswith("2d"):
                         _inherit_arguments(layer)

@@ -13,6 +13,7 @@ from contnorm.norms.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d
 from contnorm.norms.balanced import BalancedBatchNorm1d, BalancedBatchNorm2d, BalancedBatchNorm3d
 from contnorm.norms.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from contnorm.norms.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
+from contnorm.norms.continual import ContinualNorm2d as CN  # noqa: N817
 from contnorm.norms.evonorm import EvoNorm1d, EvoNorm2d, EvoNorm3d
 from contnorm.norms.filter_response import FilterResponseNorm1d, FilterResponseNorm2d, FilterResponseNorm3d
 from contnorm.norms.group import (
@@ -37,8 +38,6 @@ from contnorm.norms.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, 
 from contnorm.registry import create_norm, register_norm, unregister_norm
 from contnorm.summary import summarize
 from contnorm.tags import BatchTags, ReplayRequest, batch_tags, current_tags
-
-CN = ContinualNorm2d
 
 # fmt: off
 __all__ = [

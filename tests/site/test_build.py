@@ -143,7 +143,7 @@ PUBLIC_MODULES = [
 
 
 def public_names(module: str) -> list[str]:
-    path = PACKAGE / module.replace(".", "/")
+    path = PACKAGE / (module or "api").replace(".", "/")
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for statement in ast.parse(source.read_text()).body:
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":

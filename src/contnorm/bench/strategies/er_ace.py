@@ -27,7 +27,8 @@ class ERACE(Strategy):
 
     Args:
         replay (int): Replayed samples per step.
-        forward (str): One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``, the default).
+        forward (str): One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``, the
+            default).
         replay_from (str): Whether past tasks are replayed, or all including the current one (the default).
 
     Example:
