@@ -243,7 +243,7 @@ def test_second_signal_ends_at_once(tmp_path: Path) -> None:
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert process.returncode in (130, 2 + 128) and "stopping" in err
+    assert process.returncode in (130, -signal.SIGINT) and "stopping" in err  # a shell shows both as 130
 
 
 @pytest.mark.parametrize("devices", ["0,x", [], [0, 0], -1, "2"])
