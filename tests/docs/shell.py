@@ -23,7 +23,7 @@ __all__ = ["Shell"]
 # Options that are added to a command unless it has them: the tables of the paper have hundreds of runs.
 _LIMITS = {
     "paper": {"--seeds": "1", "--max-steps": "2"},
-    "paper --until-decided": {"--max-seeds": "8"},
+    "paper --until-decided": {"--max-seeds": "16"},
     "tune": {"--seeds": "1", "--max-steps": "4"},
 }
 # What a command says, with an exit code, where a reader who follows the page has nothing for it to do.
