@@ -51,9 +51,7 @@ def test_norms_of_torch_that_are_none_over_channels_fail() -> None:
     """LayerNorm normalizes the last dimension, and InstanceNorm has no weight by default."""
     with pytest.raises(NormCheckError, match="normalized_shape"):
         check_norm(nn.LayerNorm, checks=["output_like_input"])
-    with pytest.raises(
-        NormCheckError, match="1 of 1 checks: affine_parameters: it has no weight"
-    ):
+    with pytest.raises(NormCheckError, match="1 of 1 checks: affine_parameters: it has no weight"):
         check_norm(nn.InstanceNorm2d, checks=["affine_parameters"])
 
 
