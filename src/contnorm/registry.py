@@ -96,7 +96,7 @@ _GROUPED_MOMENTS: dict[str, Any] = {"grouped": True, "keeps_moments": True}
 
 # fmt: off
 _BUILT_INS = (
-    NormInfo("none", "NoNL", "none:NoNorm", "no normalization: the input as it is", _PHAM,
+    NormInfo("none", "NoNL", "base:NoNorm", "no normalization: the input as it is", _PHAM,
         cannot={"affine_parameters": "it has no parameters"}),
     NormInfo("bn", "BN", "batch:BatchNorm", "batch normalization; momentum=None averages all batches equally",
         "Ioffe and Szegedy, Batch Normalization, ICML 2015", keeps_moments=True, cannot=_STOCK),
@@ -133,11 +133,11 @@ _BUILT_INS = (
         "Cha et al., Rebalancing Batch Normalization, CVPR 2023", keeps_moments=True,
         cannot={**_NO_PIVOT, "batch_norm_keys": "its number of tasks is in no batch norm's checkpoint",
             "vmap": "shapes depend on its number of tasks, which must be the same for all"}),
-    NormInfo("bnt", "BNT", "balanced:BalancedBatchNorm",
+    NormInfo("bnt", "BNT", "batch:BalancedBatchNorm",
         "BN Tricks: batch norm whose running moments are those of class-balanced batches",
         "Zhou et al., Diagnosing Batch Normalization in Class Incremental Learning, 2022", keeps_moments=True,
         cannot=_STOCK),
-    NormInfo("iabn", "IABN", "instance_aware:InstanceAwareBatchNorm",
+    NormInfo("iabn", "IABN", "robust:InstanceAwareBatchNorm",
         "instance-aware batch norm: corrects the moments for samples that differ from the batch",
         "Gong et al., NOTE, NeurIPS 2022", keeps_moments=True),
     NormInfo("rbn", "RBN", "robust:RobustBatchNorm",
@@ -145,12 +145,12 @@ _BUILT_INS = (
         "Yuan et al., RoTTA, CVPR 2023", keeps_moments=True,
         cannot={"evaluation_uses_running_moments": "training stores the moments that it normalizes with, so evaluation "
             "of the same batch gives the same output"}),
-    NormInfo("evonorm_s0", "EvoNorm-S0", "evonorm:EvoNorm",
+    NormInfo("evonorm_s0", "EvoNorm-S0", "activation:EvoNorm",
         "EvoNorm-S0: groups of each sample, with an activation that replaces the one that follows",
         "Liu et al., Evolving Normalization-Activation Layers, NeurIPS 2020", grouped=True, absorbs_activation=True,
         cannot={**_BUILT_IN_ACT,
             "large_mean": "it does not subtract the mean, which costs its gradients their precision"}),
-    NormInfo("frn", "FRN", "filter_response:FilterResponseNorm",
+    NormInfo("frn", "FRN", "activation:FilterResponseNorm",
         "filter response normalization with a thresholded linear unit in place of the activation",
         "Singh and Krishnan, Filter Response Normalization Layer, CVPR 2020", absorbs_activation=True,
         cannot={**_BUILT_IN_ACT,

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 import torch
+from contnorm.norms.stock import STOCK_NORMS, StockGroupNorm
 from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models.build import build_model
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
-from contnorm.norms.stock import STOCK_NORMS, StockGroupNorm
 from contnorm.registry import NORMS
 
 
