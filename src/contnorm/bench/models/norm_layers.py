@@ -20,7 +20,7 @@ from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.kernels.reference import backward_would_crash, group_norm_in_layout
 from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
-from contnorm.registry import Dim, NormInfo, accepted_options, build_norm, find_norm, norm_class, numbered_name
+from contnorm.registry import Dim, NormInfo, build_norm, find_norm, layer_parameters, norm_class, numbered_name
 
 __all__ = [
     "PART",
@@ -65,7 +65,7 @@ def _options(spec: NormInfo, config: NormConfig, total_steps: int) -> dict[str, 
     options: dict[str, object] = dict(config.options)
     momentum = {"momentum": None if config.momentum == "cumulative" else config.momentum}
     if spec.layers:
-        if config.momentum is not None and "momentum" not in accepted_options(norm_class(spec, min(spec.layers))):
+        if config.momentum is not None and "momentum" not in layer_parameters(norm_class(spec, min(spec.layers))):
             raise ValueError(f"norm.momentum={config.momentum!r}: norm {spec.name!r} has no argument momentum.")
         return options if config.momentum is None else {**options, **momentum}
     if config.momentum is not None and spec.keeps_moments:
