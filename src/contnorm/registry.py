@@ -234,7 +234,7 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
         **options: Further arguments of that norm's class, such as ``num_groups``, ``eps`` or ``momentum``.
 
     Raises:
-        ValueError: For an unknown name, or an option that the norm does not accept.
+        ValueError: For an unknown name, or an option that contradicts it.
 
     Example:
         >>> create_norm("cn", 64, num_groups=8)

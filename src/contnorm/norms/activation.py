@@ -324,7 +324,7 @@ def linear_norm(norm: nn.Module) -> nn.Module:
     Example:
         >>> from contnorm import create_norm
         >>> linear_norm(create_norm("frn", 8))
-        FilterResponseNorm2d(8, eps=1e-05, apply_act=False)
+        FilterResponseNorm2d(8, apply_act=False, eps=1e-05)
     """
     if isinstance(norm, ActivationNorm):
         norm.remove_activation()
