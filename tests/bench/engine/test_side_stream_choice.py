@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import cuda_graph
 from contnorm.bench.engine.cuda_graph import MOST_WITH_SIDE_STREAMS
 from contnorm.bench.engine.trainer import Trainer

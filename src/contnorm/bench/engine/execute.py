@@ -21,7 +21,7 @@ from contnorm.bench.components import (
     user_parts,
 )
 from contnorm.bench.cost import CostModel, recorded_timings
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
 from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess
 from contnorm.bench.engine.loop import Lane, train_lanes

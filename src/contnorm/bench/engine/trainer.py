@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.convolutions import choose_table, progress_of_table, stored_table
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.engine.optimizers import PlainSGD, build_optimizer, load_optimizer_state, optimizer_state

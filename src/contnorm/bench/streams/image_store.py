@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contnorm.bench.cuda_streams import copying_stream
-from contnorm.bench.data.dataset import Images
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Images, Source
 
 __all__ = ["DeviceImages", "ImageFeed", "PrefetchedFeed", "SplitImages"]
 
