@@ -289,7 +289,8 @@ def load_with_progress(name: str, root: Path, bars: ProgressBars, allow_missing:
     bar = bars.add_task(name, visible=False)  # shown with the first report
 
     def show(what: str, done: int, total: int) -> None:
-        bars.update(bar, description=f"{name}: {what}", completed=done, total=total, visible=True)
+        text = f"{name}: {what}"
+        bars.update(bar, description=text, completed=done, total=total, visible=True, refresh=not done)
 
     try:
         return load_source(name, root, allow_missing=allow_missing, progress=show)
