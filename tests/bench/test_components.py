@@ -41,7 +41,6 @@ def write(folder: Path, **files: str) -> None:
         ("def f():\n    return 1 / 0\nf()\n", "{file}, line 2: ZeroDivisionError: division by zero"),
         ("import sys\nsys.exit('so long')\n", "{file}, line 2: SystemExit: so long"),
         ("raise ValueError('two\\nlines')\n", "{file}, line 1: ValueError: two lines"),
-        ("", "AttributeError: module"),
     ],
 )
 def test_load_error_is_one_line(tmp_path: Path, content: str, said: str) -> None:

@@ -208,9 +208,12 @@ def load_component(kind: Kind, name: str, code: str | None = None) -> Any:
     if code not in (None, current):
         raise UserError(f"{kind} {name!r}: the file has changed since the run was started. Run it again.")
     try:
-        return getattr(_load_file(Path(file), current), attribute)
+        module = _load_file(Path(file), current)
     except (Exception, SystemExit) as error:
         raise user_code_error(error, f"{kind} {name!r}", "it can't be loaded") from error
+    if not hasattr(module, attribute):
+        raise UserError(f"{kind} {name!r}: {file} has no {attribute}.")
+    return getattr(module, attribute)
 
 
 _helpers: list[str] = []  # modules that the file which was loaded last has imported from its folder
