@@ -45,7 +45,7 @@ def load_with_progress(
                 root,
                 allow_missing=allow_missing,
                 progress=lambda what, done, total: bars.update(
-                    bar, description=f"{name}: {what}", completed=done, total=total, visible=True
+                    bar, description=f"{name}: {what}", completed=done, total=total, visible=True, refresh=done == total
                 ),
             )
     finally:
