@@ -14,7 +14,6 @@ import torch
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import Source, load_source
-from contnorm.bench.engine import cuda_graph
 from contnorm.bench.engine.cuda_graph import SHORT, _GraphStepper
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import image_store
@@ -71,8 +70,7 @@ def stepper_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Trainer]], Any
 
             return SimpleNamespace(replay=replay)
 
-    monkeypatch.setattr(cuda_graph, "training_stream", lambda device: None)
-    monkeypatch.setattr(cuda_graph, "has_side_streams", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     return Stepper
 
 

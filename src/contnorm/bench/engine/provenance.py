@@ -22,8 +22,8 @@ from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.run import Run
 from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
+from contnorm.kernels.convolution import EMPTY, ConvolutionTable
 from contnorm.kernels.cpp.library import unavailable_reason
-from contnorm.kernels.triton.convolution.table import EMPTY, ConvolutionTable
 from contnorm.plugins import BUILT_IN
 from contnorm.registry import NORMS
 
