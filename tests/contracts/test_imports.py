@@ -46,7 +46,7 @@ WITHOUT_TORCH = [
             "bench.components",
             "bench.streams.tasks",
             "bench.data.registry",
-            "bench.data.fetch",
+            "bench.data.multilabel",
             "diagnosis.result",
             "report.report",
             "report.runs",

@@ -15,8 +15,7 @@ from torch import nn
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
-from contnorm.bench.data.multilabel import list_csv
-from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.data.multilabel import build, list_csv
 from contnorm.bench.engine import evaluate
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions

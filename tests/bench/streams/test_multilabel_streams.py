@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from contnorm.bench.config.schema import RunConfig, StreamConfig, from_dict, merge_settings
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.memory_stats import take_census
 from contnorm.bench.plan import make_plan

@@ -21,9 +21,8 @@ from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import with_setting
-from contnorm.bench.data.arrays import array_source, read_npz
+from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
 from contnorm.bench.data.dataset import ArraySource, Source
-from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.registry import data_root, load_source
 from contnorm.bench.data.store import find_stored, list_stored, read_manifest
 from contnorm.bench.escape import escape_html, html_table

@@ -13,7 +13,7 @@ import torch
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.components import Component, components_of, has_user_frame, share_components, user_code_error
 from contnorm.bench.cost import CostModel, recorded_timings
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
 from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess
 from contnorm.bench.engine.loop import Lane, train_lanes

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.bench.engine.preflight import check_moment_settings, check_network

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contnorm.bench.data.dataset import Images
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Images, Source
 
 __all__ = ["DeviceImages", "ImageFeed", "PrefetchedFeed", "SplitImages"]
 
