@@ -66,7 +66,7 @@ def _load_norm(name: str, code: str | None) -> NormInfo:
     try:
         return describe_norm(value, name)
     except Exception as error:  # the user's code raises errors of any type
-        raise user_code_error(error, "norm", name, _NOT_CREATED) from error
+        raise user_code_error(error, f"norm {name!r}", _NOT_CREATED) from error
 
 
 def built_in_name(layer: object) -> str | None:
@@ -123,7 +123,7 @@ def _check_layer(config: NormConfig, spec: NormInfo) -> None:
     try:
         layer: Any = build_norm(spec, channels, dim, options)
     except Exception as error:  # as above
-        raise user_code_error(error, "norm", config.name, _NOT_CREATED) from error
+        raise user_code_error(error, f"norm {config.name!r}", _NOT_CREATED) from error
     shape = getattr(getattr(layer, "weight", None), "shape", None)
     if "affine_parameters" not in spec.cannot and (shape is None or tuple(shape) != (channels,)):
         what = "has no weight" if shape is None else f"has a weight of shape {tuple(shape)} for {channels} channels"
