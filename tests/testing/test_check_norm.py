@@ -34,7 +34,7 @@ TORCH: dict[str, tuple[Any, dict[str, str]]] = {
 
 
 def spec_of(norm: Any, cannot: dict[str, str]) -> Any:
-    register_norm("under-test", **({"layers": norm} if isinstance(norm, dict) else {"layer": norm}), cannot=cannot)
+    register_norm("under-test", norm, cannot=cannot)
     spec = NORMS["under-test"]
     unregister_norm("under-test")
     return spec
