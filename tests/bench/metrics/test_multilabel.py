@@ -25,7 +25,7 @@ from contnorm.bench.metrics.multilabel import (
     o_f1,
 )
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "concepts" / "multi-label-scores.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "long-tail.md"
 Inputs = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
