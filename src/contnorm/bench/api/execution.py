@@ -22,7 +22,7 @@ from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, Run, RunOptions
-from contnorm.bench.metrics.task_scores import rows_of
+from contnorm.bench.label_metrics import rows_of
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
 from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
