@@ -24,7 +24,7 @@ from contnorm.bench.config.sources import format_value
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
-from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, settings_owner, strategy_defaults
+from contnorm.bench.strategies import ALIASES, STRATEGIES, settings_owner, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.errors import UserError, unknown
 from contnorm.registry import find_norm, numbered_name

@@ -15,7 +15,7 @@ from contnorm.bench.data.store import find_stored, list_stored, read_manifest
 from contnorm.bench.memories import resolve_memory
 from contnorm.bench.models.pretrained import weights_hash
 from contnorm.bench.models.user_norms import resolve_user_norm
-from contnorm.bench.strategies.build import resolve_strategy
+from contnorm.bench.strategies import resolve_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
 from contnorm.errors import UserError, unknown
 
