@@ -117,7 +117,7 @@ def test_file_that_is_no_record_is_named(folder: Path, content: str) -> None:
     ("spoil", "message"),
     [
         (lambda raw: raw.update(classes={}), "its groups 0"),
-        (lambda raw: raw["labels"].pop("own"), "not label statistics"),
+        (lambda raw: raw["labels"].pop("own"), "is not a valid record"),
     ],
 )
 def test_broken_multilabel_record_is_reported(tmp_path: Path, spoil: Callable[[Raw], object], message: str) -> None:

@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -508,10 +508,10 @@ def _global_names(code: CodeType) -> set[str]:
     return names.union(*(_global_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
-@cache
-def _installed_folders() -> tuple[Path, ...]:
-    folders = (sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return (Path(__file__).parents[1], *(Path(folder).resolve() for folder in folders))
+_INSTALLED = (
+    Path(__file__).parents[1],
+    *(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 
 
 def is_installed(file: str) -> bool:
@@ -524,7 +524,7 @@ def is_installed(file: str) -> bool:
     if file.startswith("<frozen "):
         return True
     path = Path(file).resolve()
-    return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _installed_folders())
+    return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _INSTALLED)
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------

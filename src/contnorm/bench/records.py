@@ -61,22 +61,8 @@ _RECORD = re.compile(r"[0-9]+\.json")
 
 @lru_cache(maxsize=4096)
 def _shared_settings(text: str) -> RunConfig:
+    """Settings from JSON; records with equal settings share one object, so that the hash is computed once."""
     return from_dict(json.loads(text))
-
-
-def _settings(values: Any) -> RunConfig:
-    """Settings of a record. Records with equal settings share one object, so that the hash is computed once."""
-    try:
-        return _shared_settings(json.dumps(values, sort_keys=True))
-    except (UserError, AttributeError) as error:
-        raise ValueError(str(error)) from error
-
-
-def _labels(raw: Any) -> LabelMatrix:
-    try:
-        return LabelMatrix.from_json(raw)
-    except (TypeError, AttributeError, LookupError) as error:
-        raise ValueError(f"not label statistics: {error}") from error
 
 
 Drift = dict[Literal["by_task"], list[dict[str, dict[str, float]]]]  # after each task, by layer and moment
@@ -91,7 +77,7 @@ def _finite(drift: Drift) -> Drift:
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 Accuracies = AccuracyMatrix | None
-Labels = Annotated[LabelMatrix, PlainValidator(_labels)] | None
+Labels = Annotated[LabelMatrix, PlainValidator(LabelMatrix.from_json)] | None
 
 
 class Record(BaseModel):
@@ -117,7 +103,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     schema_: Literal[3] = Field(alias="schema")
-    config: Annotated[RunConfig, PlainValidator(_settings)]
+    config: Annotated[RunConfig, PlainValidator(lambda values: _shared_settings(json.dumps(values, sort_keys=True)))]
     hash: str
     seed: Annotated[int, Field(strict=True, ge=0, le=LARGEST_SEED)]
     status: Literal["finished", "diverged"]
@@ -300,7 +286,7 @@ def _parse(content: bytes, path: Path) -> Record:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{path}: is not a valid record ({place}{': ' * bool(place)}{first['msg']}).") from error
-    except ValueError as error:
+    except (ValueError, TypeError, LookupError, AttributeError, UserError) as error:
         raise UserError(f"{path}: is not a valid record ({error}).") from error
     return record
 
@@ -471,20 +457,21 @@ class Runs:
             text = "".join(json.dumps(record.raw, separators=(",", ":")) + "\n" for record in every).encode()
             write_atomically(target, gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
             return
+
+        def mixed_columns(frame: DataFrame) -> dict[str, str]:
+            """Columns such as numbers of groups and ``auto``, which Parquet can only hold as text."""
+            from pandas.api.types import infer_dtype
+
+            return {str(name): "string" for name in frame if infer_dtype(frame[name]).startswith("mixed")}
+
         writers: dict[str, Callable[[DataFrame], Any]] = {
             ".csv": lambda frame: frame.to_csv(target, index=False),
             ".json": lambda frame: frame.to_json(target, orient="records", indent=1),
-            ".parquet": lambda frame: frame.astype(_one_type(frame)).to_parquet(target, index=False),
+            ".parquet": lambda frame: frame.astype(mixed_columns(frame)).to_parquet(target, index=False),
         }
         if target.suffix not in writers:
             raise unknown("format", target.suffix or target.name, [*ARCHIVES, *writers])
         writers[target.suffix](self.to_frame(by_task))
-
-
-def _one_type(frame: DataFrame) -> dict[str, str]:
-    """Columns of mixed values, such as numbers of groups and ``auto``, which Parquet can only hold as text."""
-    mixed = (column for column in frame if frame[column].dtype == object)
-    return {str(column): "string" for column in mixed if len({type(v) for v in frame[column] if v is not None}) > 1}
 
 
 def _task_rows(record: Record) -> Iterator[dict[str, Any]]:
