@@ -193,7 +193,7 @@ def test_damaged_archive_is_reported_and_the_other_lines_are_read(runs: Runs, tm
     loaded = load_runs(path)
     assert len(loaded) + len(loaded.diverged) == 9 and loaded.problems[0].startswith(f"{path}:2: is not a valid")
     path.write_bytes(gzip.compress(b"".join(lines))[:-20])
-    assert "damaged from this line on" in load_runs(path).problems[0]
+    assert "the archive is damaged after" in load_runs(path).problems[0]
 
 
 def test_copy_with_other_results_is_reported_once(folder: Path, runs: Runs, tmp_path: Path) -> None:

@@ -74,13 +74,8 @@ class Component:
         if not isinstance(self.target, str):
             return self.target
         module, _, name = self.target.partition(":")
-        try:
+        with user_code_errors(f"{self.kind} {self.name!r} of {self.origin}", f"{self.target} can't be imported"):
             return getattr(importlib.import_module(module), name)
-        except Exception as error:  # code of another package raises errors of any type
-            raise UserError(
-                f"{self.kind} {self.name!r} of {self.origin}: {self.target} can't be imported "
-                f"({type(error).__name__}: {error})."
-            ) from error
 
 
 _registered: dict[tuple[str, str], Component] = {}  # by kind and name
@@ -206,10 +201,8 @@ def load_component(kind: Kind, name: str, code: str | None = None) -> Any:
     current = file_hash(Path(file))
     if code not in (None, current):
         raise UserError(f"{kind} {name!r}: the file has changed since the run was started. Run it again.")
-    try:
+    with user_code_errors(f"{kind} {name!r}", "it can't be loaded"):
         module = _load_file(Path(file), current)
-    except (Exception, SystemExit) as error:
-        raise user_code_error(error, f"{kind} {name!r}", "it can't be loaded") from error
     if not hasattr(module, attribute):
         raise UserError(f"{kind} {name!r}: {file} has no {attribute}.")
     return getattr(module, attribute)
@@ -551,9 +544,9 @@ def user_code_errors(component: str, when: str) -> Iterator[None]:
     """Turn every error of the block into one line, as `user_code_error`; a `UserError` stays."""
     try:
         yield
-    except UserError:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UserError):
+            raise
         raise user_code_error(error, component, when) from error
 
 
