@@ -15,13 +15,12 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.progress import cores
 from contnorm.bench.data.registry import Source, load_source
 from contnorm.bench.data.store import find_stored
-from contnorm.bench.engine.launch import Launcher, find_launcher, list_devices
+from contnorm.bench.engine.launch import Launcher
 from contnorm.bench.hardware_queues import request_hardware_queues
+from contnorm.bench.launchers import create_launcher
 from contnorm.bench.metrics.task_scores import TaskScores
 from contnorm.bench.records import Store
 from contnorm.errors import UserError, check_count
-
-__all__ = ["Event", "Kind", "Run", "RunOptions", "find_device"]
 
 GPU_LANES = 8
 
@@ -104,7 +103,9 @@ class RunOptions:
         check_count(self.threads, "threads")
         if self.lanes is not None:
             check_count(self.lanes, "lanes")
-        launcher = find_launcher(self.launcher)
+        launcher = create_launcher(self.launcher) if isinstance(self.launcher, str) else self.launcher
+        if not isinstance(launcher, Launcher | None):
+            raise UserError(f"launcher={launcher!r}: use a name, or an object of a subclass of bench.Launcher.")
         remote = launcher is not None and launcher.remote
         if self.devices is not None:
             devices = list_devices(self.devices)
@@ -166,11 +167,34 @@ def find_device(name: str, remote: bool = False) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda":
         request_hardware_queues()  # before torch is asked for GPUs, which initializes the driver
-        if not remote and not torch.cuda.is_available():
-            raise UserError(f"device={name!r}: torch sees no GPU here. Use cpu.")
-        if not remote and device.index is not None and device.index >= torch.cuda.device_count():
+        if not remote and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"device={name!r}: torch sees {torch.cuda.device_count()} GPUs here.")
     return device
+
+
+def list_devices(devices: Sequence[int] | str | int) -> tuple[int, ...]:
+    """Return the indices of GPUs of this machine.
+
+    Args:
+        devices: The indices, as a list or as text: ``"0,1"``, or ``"all"``.
+
+    Example:
+        >>> list_devices("0,0")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: devices='0,0': use different indices of GPUs, of which torch sees ..., or all.
+    """
+    there = torch.cuda.device_count()
+    if devices == "all":
+        indices = list(range(there))
+    elif isinstance(devices, str):
+        indices = [int(part) if part.strip().isdecimal() else -1 for part in devices.split(",")]
+    else:
+        indices = [devices] if isinstance(devices, int) else list(devices)
+    if not indices or len(set(indices)) < len(indices) or not all(0 <= index < there for index in indices):
+        raise UserError(
+            f"devices={devices!r}: use different indices of GPUs, of which torch sees {there} here, or all."
+        )
+    return tuple(indices)
 
 
 Kind = Literal["recorded", "waiting", "started", "steps", "task", "finished", "stopped", "failed", "diverged"]
