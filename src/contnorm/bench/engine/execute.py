@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from contnorm.atomic_files import write_atomically
-from contnorm.bench.components import Component, components_of, has_user_frame, share_components
+from contnorm.bench.components import Component, components_of, has_user_frame, share_components, user_code_error
 from contnorm.bench.cost import CostModel, recorded_timings
 from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
 from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess
@@ -233,7 +233,9 @@ class Work:
                     if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the loop
                         error = error.__cause__
                     if trainer.has_user_code and has_user_frame(error):  # becomes one line
-                        raise UserCodeError(f"{trainer.user_code.error(error, when)} ({saved})") from error
+                        raise UserCodeError(
+                            f"{user_code_error(error, str(trainer.user_code), when)} ({saved})"
+                        ) from error
                     error.add_note(f"seed {together[0].run.seed}, {when}; {saved}.")
                     raise
 

@@ -109,16 +109,11 @@ class UserCode:
             if on_gpu and purpose.startswith("step") and not self.draws_random:
                 self.draws_random = has_drawn(seed, self.device)
 
-    def error(self, error: BaseException, when: str) -> UserCodeError:
-        """Return an error of user code in one line."""
-        kind, (name, _) = next(iter(self.parts.items()))
-        return user_code_error(error, kind, name, when, self.parts)
-
     def capture_error(self, error: BaseException) -> UserCodeError:
         """Return the error of a step that can't be captured as a CUDA graph, in one line."""
         while error.__context__ is not None:  # the first error: the end of a failed capture raises another one
             error = error.__context__
-        text = str(self.error(error, "its training step can't be captured as a CUDA graph"))
+        text = str(user_code_error(error, str(self), "its training step can't be captured as a CUDA graph"))
         text = text.split(" CUDA kernel errors might")[0].split(" Compile with")[0].rstrip(".")
         return UserCodeError(
             f"{text}. A captured step can't copy values to the host (item(), if on a tensor) or create tensors whose "

@@ -12,13 +12,13 @@ import torch
 
 from contnorm.bench.components import Component, find_component
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.progress import cores
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.pictures import cores
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.launch import Launcher
-from contnorm.bench.hardware_queues import request_hardware_queues
 from contnorm.bench.launchers import create_launcher
-from contnorm.bench.metrics.task_scores import TaskScores
+from contnorm.bench.metrics import TaskScores
 from contnorm.bench.records import Store
 from contnorm.errors import UserError, check_count
 
@@ -165,10 +165,8 @@ def find_device(name: str, remote: bool = False) -> torch.device:
     if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise UserError(f"device={name!r}: use cpu, cuda, or a GPU by its index, such as cuda:1.")
     device = torch.device(name)
-    if device.type == "cuda":
-        request_hardware_queues()  # before torch is asked for GPUs, which initializes the driver
-        if not remote and (device.index or 0) >= torch.cuda.device_count():
-            raise UserError(f"device={name!r}: torch sees {torch.cuda.device_count()} GPUs here.")
+    if device.type == "cuda" and not remote and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={name!r}: torch sees {torch.cuda.device_count()} GPUs here.")
     return device
 
 
