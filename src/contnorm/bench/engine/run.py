@@ -165,9 +165,11 @@ def find_device(name: str, remote: bool = False) -> torch.device:
     if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise UserError(f"device={name!r}: use cpu, cuda, or a GPU by its index, such as cuda:1.")
     device = torch.device(name)
-    if device.type == "cuda" and not remote:
-        if not torch.cuda.is_available() or (device.index is not None and device.index >= torch.cuda.device_count()):
-            raise UserError(f"device={name!r}: torch sees {torch.cuda.device_count()} GPUs here. Use cpu, or another.")
+    there = torch.cuda.device_count() if device.type == "cuda" and not remote else 0
+    if device.type == "cuda" and not remote and not torch.cuda.is_available():
+        raise UserError(f"device={name!r}: torch sees no GPU here. Use cpu.")
+    if not remote and device.index is not None and device.index >= there:
+        raise UserError(f"device={name!r}: torch sees {there} GPUs here.")
     return device
 
 
