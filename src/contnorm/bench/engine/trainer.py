@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.bench.components import user_code_error
+from contnorm.bench.components import user_code_errors
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.hooks import NormHooks, UserCode, seeded_generators, strategy_hooks, task_info, task_items
@@ -26,8 +26,8 @@ from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_ste
 from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.rng import seed_for
-from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, tagged_passes
-from contnorm.bench.strategies.build import build_strategy, check_loss
+from contnorm.bench.strategies import build_strategy
+from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, check_loss, tagged_passes
 from contnorm.bench.streams.device import DeviceImages, DeviceStream, ImageFeed, PrefetchedFeed
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
@@ -123,12 +123,9 @@ class Trainer:
         self._rows: tuple[int, int, StepTable] | None = None  # first and end step of rows on the device
         self._replayed: dict[tuple[int, ...], tuple[Tensor, ...]] = {}  # by sizes of a step
         with self.user_code.seeded("strategy setup"):
-            try:
+            errors = user_code_errors(f"strategy {config.strategy.name!r}", "in setup()")
+            with errors if self.has_user_strategy else nullcontext():
                 self.strategy.attach(self.model, self.head, self.device)
-            except Exception as error:
-                if self.has_user_strategy and not isinstance(error, UserError):
-                    raise user_code_error(error, str(self.user_code), "in setup()") from error
-                raise
 
     def rows(self, start: int, end: int) -> StepTable:
         """Return the index tensors of steps ``start`` to ``end``, which must have the same shape, on the device."""
