@@ -29,7 +29,7 @@ from contnorm.bench.signals import StopSignals
 from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
 from contnorm.errors import UserError
 
-__all__ = ["OnTaskDone", "Outcome", "ResumeError", "RunInterrupted", "StopRun", "resume", "run_missing", "run_runs"]
+__all__ = ["OnTaskDone", "Outcome", "RunInterrupted", "StopRun", "resume", "run_missing", "run_runs"]
 
 log = logging.getLogger("contnorm")
 
@@ -43,6 +43,7 @@ class RunInterrupted(KeyboardInterrupt):
 
     Attributes:
         signal: Number of the signal.
+        result: What has finished: the `SweepResult` of a sweep, otherwise None.
 
     Example:
         >>> stopped = RunInterrupted("stopped after saving.", signal.SIGTERM)
@@ -60,6 +61,7 @@ class RunInterrupted(KeyboardInterrupt):
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.signal = number
+        self.result: Any = None
 
 
 class StopRun(Exception):  # noqa: N818 - a request, as StopIteration is
@@ -248,18 +250,6 @@ def run_missing(runs: Sequence[Run], options: RunOptions, console: Console | Non
     run_runs(todo, options, console, quiet=True)
 
 
-class ResumeError(UserError):
-    """Some runs could not be resumed.
-
-    Attributes:
-        records: The records of the runs that were resumed and finished.
-    """
-
-    def __init__(self, message: str, records: list[Record]) -> None:
-        super().__init__(message)
-        self.records = records
-
-
 def resume(
     path: str | Path = "runs",
     *,
@@ -326,5 +316,5 @@ def resume(
         store = Store(runs)
         records += [store.load_run(run.config, run.seed) for run in stopped_runs if store.has(run.config, run.seed)]
     if problems:
-        raise ResumeError(" ".join(problems), records)
+        raise UserError(" ".join(problems))
     return records
