@@ -1,7 +1,7 @@
-"""The `compare` command: differences between two runs in settings and scores, and a verdict. Needs no torch.
+"""The `compare` and `diagnose` commands: two selected runs, their differences and a verdict; the effect of moments.
 
 A run here has all its seeds. Scores are paired over the shared seeds. Runs that share no seed, or did not see the same
-samples, are shown unpaired, without a verdict.
+samples, are shown unpaired, without a verdict. Comparing needs no torch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from contnorm import bench, diagnosis
 from contnorm.bench.comparison import (
     check_experiments,
     data_difference,
@@ -28,6 +29,7 @@ from contnorm.bench.comparison import (
 )
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.sources import format_value
+from contnorm.bench.data.registry import DIGITS
 from contnorm.bench.fingerprint import not_comparable
 from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES
 from contnorm.bench.metrics.multilabel import LABEL_SCORES, LabelMatrix, label_score
@@ -35,16 +37,25 @@ from contnorm.bench.records import Record, Runs, Store, group_by_run, spread_ove
 from contnorm.bench.selection import has_operator, parse_selection, setting_keys, value_of
 from contnorm.bench.sequential import MARGIN, Verdict, score_title
 from contnorm.bench.stats import t_interval, welch_interval
-from contnorm.cli.common import RunsFolder, Where, console, is_explicit
-from contnorm.cli.examples import Example, examples
+from contnorm.cli.common import (
+    RunsFolder,
+    Where,
+    collection_paused,
+    console,
+    print_error,
+    print_lines,
+    print_text,
+    show_rows,
+)
+from contnorm.cli.options import takes_options
 from contnorm.cli.show import load_selection
-from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError
 from contnorm.paper.format import spread
 from contnorm.paper.record_remarks import digits_remarks
 from contnorm.report.runs import GROUPS_SHOWN, divergence_lines, unknown_names
 
-__all__ = ["SelectedRun", "compare", "select_run", "show_comparison"]
+if TYPE_CHECKING:
+    from contnorm.diagnosis import RunDiagnosis
 
 HEADS = ("score", "A", "B", "B - A", "95 % interval")
 HOW = (
@@ -72,15 +83,7 @@ class SelectedRun:
     keys: set[str] | None
 
 
-@examples(
-    Example("Compare two norms over their shared seeds.", "contnorm compare norm=bn norm=cn"),
-    Example(
-        "Compare their mean over the stream, from the records of an archive.",
-        "contnorm compare records.jsonl.gz norm=bn norm=cn --score aia",
-    ),
-)
 def compare(
-    context: typer.Context,
     sides: TwoRuns,
     runs: RunsFolder = Path("runs"),
     where: Where = None,
@@ -93,10 +96,18 @@ def compare(
     margin: Annotated[float, typer.Option(help="Largest difference in points that counts as equivalent.")] = MARGIN,
     cases: Annotated[int, typer.Option(help="Number of comparisons that are decided together.")] = 1,
 ) -> None:
-    """Compare two runs: differing settings, scores paired over shared seeds, a verdict, and the seeds it needs."""
-    root, first, second = _split_sides(sides, runs, is_explicit(context, "runs"))
-    store = Store(root)
-    a, b = (select_run(text, store, where or ()) for text in (first, second))
+    """Compare two runs: differing settings, scores paired over shared seeds, a verdict, and the seeds it needs.
+
+    Examples:
+        # Compare two norms over their shared seeds.
+        contnorm compare norm=bn norm=cn
+        # Compare their mean over the stream, from the records of an archive.
+        contnorm compare records.jsonl.gz norm=bn norm=cn --score aia
+    """
+    if len(sides) not in (2, 3):
+        raise UserError(f"compare: expected two runs, got {len(sides)}. For example: contnorm compare norm=bn norm=cn")
+    store = Store(Path(sides[0]) if len(sides) == 3 else runs)
+    a, b = (select_run(text, store, where or ()) for text in sides[-2:])
     unknown_here = unknown_names([*a.records, *b.records])
     for problem in dict.fromkeys([*a.problems, *b.problems, *unknown_here]):
         print_error(problem)
@@ -104,17 +115,6 @@ def compare(
     notes = [*_unselected(a, b), *divergence_lines(every)]
     kinds = [*moments.split(","), *moments.split(",")] if moments else [None, None]
     show_comparison(a, b, console, notes, score, (kinds[0], kinds[1]), margin=margin, cases=cases)
-
-
-def _split_sides(sides: Sequence[str], runs: Path, has_runs: bool) -> tuple[Path, str, str]:
-    """Folder of records, and the two runs, from the arguments."""
-    if len(sides) == 2:
-        return runs, sides[0], sides[1]
-    if len(sides) != 3:
-        raise UserError(f"compare: expected two runs, got {len(sides)}. For example: contnorm compare norm=bn norm=cn")
-    if has_runs:
-        raise UserError(f"{sides[0]} and --runs {runs}: name the records once.")
-    return Path(sides[0]), sides[1], sides[2]
 
 
 def select_run(text: str, store: Store, where: Sequence[str]) -> SelectedRun:
@@ -267,9 +267,62 @@ def _footer(a: Sequence[Record], b: Sequence[Record], paired: bool) -> str:
 
 
 def _show_settings(a: Record, b: Record, console: Console) -> None:
-    for letter, record in (("A", a), ("B", b)):
-        console.print(safe_text(f"{letter}  {record.config.hash}  {' '.join(run_names(record.config))}"))
     differing = differences(a.config, b.config)
-    console.print(safe_text("differing settings:" if differing else "no differing settings"))
-    for key, (old, new) in differing.items():
-        console.print(safe_text(f"  {key}: {format_value(old)} -> {format_value(new)}"))
+    lines = [f"{side}  {one.config.hash}  {' '.join(run_names(one.config))}" for side, one in (("A", a), ("B", b))]
+    lines.append("differing settings:" if differing else "no differing settings")
+    lines += [f"  {key}: {format_value(old)} -> {format_value(new)}" for key, (old, new) in differing.items()]
+    print_lines(lines, console)
+
+
+@takes_options("device", "threads", "data_root", "allow_missing", "runs")
+def diagnose(
+    execution: dict[str, Any],
+    run: Annotated[
+        str,
+        typer.Argument(help="Run made with --keep-weights: a selection (norm=cn), a path, or a prefix of its hash."),
+    ],
+    seed: Annotated[int | None, typer.Option(help="Seed to diagnose; default: all with weights.")] = None,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            "--beside", help="Second run that differs only in its norm: compare how much accuracy is recovered."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Figure to write: .svg, .png or .pdf.")] = None,
+) -> None:
+    """Measure the cross-task normalization effect: forgetting caused by the running moments alone.
+
+    Examples:
+        # Measure how much forgetting the running moments of a run cause.
+        contnorm diagnose norm=bn
+        # Compare two norms, and draw a figure.
+        contnorm diagnose norm=bn --beside norm=cn --out diagnosis.svg
+    """
+    runs, root = execution.pop("runs"), execution.pop("data_root")
+    names = [
+        select_run(text, Store(runs), ()).records[0].hash if has_operator(text) and not Path(text).exists() else text
+        for text in (run, other)
+        if text is not None
+    ]
+    with collection_paused():
+        options = bench.RunOptions(lanes=1, **{name: value for name, value in execution.items() if value is not None})
+        second = names[1] if other is not None else None
+        of_run = diagnosis.diagnose_run(names[0], seed=seed, other=second, runs=runs, root=root, options=options)
+    show_run_diagnosis(of_run, out, console)
+
+
+def show_run_diagnosis(of_run: RunDiagnosis, out: Path | None, console: Console) -> None:
+    """Print the tables and the summary of a diagnosis, its comparison if there is one, and draw a figure to a file."""
+    config = of_run.record.config
+    digits = f" on {run_names(config)[0]}" if config.stream.source == DIGITS else ""
+    seeds = f"seed{'' if len(of_run.by_seed) == 1 else 's'} {', '.join(map(str, sorted(of_run.by_seed)))}"
+    print_lines([f"{config.hash} {seeds}{digits}", ""], console)
+    console.print(f"{of_run.diagnosis.table()}\n", soft_wrap=True, markup=False, highlight=False)
+    print_text(of_run.diagnosis.sentence, console)
+    if of_run.comparison:
+        console.print()
+        print_text(of_run.comparison, console)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        of_run.diagnosis.draw(out)
+        print_lines([f"Figure written to {out}"], console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from rich.text import Text
 from contnorm.bench.api.arguments import resolve_run
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run import find_stream, run_experiments
-from contnorm.bench.api.stream import Stream, load_stream
+from contnorm.bench.api.stream import Stream
 from contnorm.bench.api.sweep import check_score
 from contnorm.bench.comparison import Experiment, check_experiments, compare
 from contnorm.bench.engine.run import Run
@@ -67,8 +66,9 @@ def decide(
         KeyboardInterrupt: After Ctrl-C, when the runs are saved.
 
     Example:
-        >>> logging.getLogger("contnorm").setLevel("ERROR")
-        >>> stream = load_stream("split-mnist", source="digits", tasks=2, train_per_task=40)
+        >>> import logging; logging.getLogger("contnorm").setLevel("ERROR")
+        >>> from contnorm import bench
+        >>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=40)
         >>> verdict = decide({"norm": "bn"}, {"norm": "bn", "lr": 1e-5}, stream=stream, max_seeds=16, lanes=1)
         >>> verdict.outcome, verdict.seeds
         ('higher', 16)
@@ -82,14 +82,16 @@ def decide(
         return compare(*sides, score, first_seed=first_seed, **rule)
     if (stream is None) != bool(results):
         raise UserError(f"stream={stream!r}: pass the stream of experiments to be run; a result has its own.")
-    stream = find_stream(stream or results[0].stream)
-    rule |= {"score": check_score(score, stream), "first_seed": FIRST_SEED if first_seed is None else first_seed}
+    shared: Any = stream if stream is not None else results[0].stream
+    chosen = find_stream(shared)
+    rule |= {"score": check_score(score, chosen), "first_seed": FIRST_SEED if first_seed is None else first_seed}
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
-    options = {"runs": runs, "device": device, "lanes": lanes, "threads": threads, "progress": console or False}
+    options: dict[str, Any] = {"runs": runs, "device": device, "lanes": lanes, "threads": threads}
+    options["progress"] = console or False
     known: list[tuple[Run, dict[int, Record], dict[int, str]]] = []  # of each side: records and reasons by seed
     for side in sides:
         if not isinstance(side, Result):
-            known.append((resolve_run(stream, side, recorded=runs is not None), {}, {}))
+            known.append((resolve_run(chosen, side, recorded=runs is not None), {}, {}))
             continue
         if runs is not None and side.objects and any(record.path is None for record in side.records):
             raise UserError(
@@ -99,11 +101,12 @@ def decide(
         by_seed = {record.seed: record for record in side.records}
         known.append((Run(side.config, 0, side.objects), by_seed, dict(side.diverged)))
     experiments = [one for one, *_ in known]
-    check_experiments(*(one.config for one in experiments), *(one.objects for one in experiments))
+    first, second = experiments
+    check_experiments(first.config, second.config, first.objects, second.objects)
     for size in looks_up_to(max_seeds):
         seeds = range(rule["first_seed"], rule["first_seed"] + size)
         missing = [seed for seed in seeds if not all(seed in found or seed in lost for _, found, lost in known)]
-        outcomes = run_experiments(stream, experiments, seeds=missing, **options) if missing else []
+        outcomes = run_experiments(chosen, experiments, seeds=missing, **options) if missing else []
         for (_, found, lost), outcome in zip(known, outcomes, strict=bool(missing)):
             if isinstance(outcome, Result):
                 found |= {record.seed: record for record in outcome.records}
@@ -112,8 +115,10 @@ def decide(
                 lost |= dict.fromkeys(missing, str(outcome))
             else:
                 raise outcome
-        both = [Result(found.values(), diverged=lost, stream=stream, objects=one.objects) for one, found, lost in known]
-        verdict = compare(*both, **rule)
+        first_side, second_side = (
+            Result(found.values(), diverged=lost, stream=chosen, objects=one.objects) for one, found, lost in known
+        )
+        verdict = compare(first_side, second_side, **rule)
         if console is not None:
             console.print(Text(escape_terminal(f"{verdict.sentence} {verdict.plan}")), soft_wrap=True)
         if verdict.is_decided:

@@ -236,7 +236,7 @@ class SweepResult:
                 rows[axis], rows["mean"], rows["std"].fillna(0), label=curve, capsize=3, linestyle=line, **style
             )
             best = rows[rows["best"]]
-            circle = {"marker": "o", "markersize": 13, "fillstyle": "none", "linestyle": ""}
+            circle: dict[str, Any] = {"marker": "o", "markersize": 13, "fillstyle": "none", "linestyle": ""}
             ax.plot(best[axis], best["mean"], color=style["color"], **circle)
         if is_number and (frame[axis] > 0).all():
             ax.set_xscale("log")
@@ -496,7 +496,7 @@ def check_score(score: str | None, stream: Stream) -> str:
 
 def _run(stream: Stream, result: SweepResult, trials: Sequence[Trial], execution: Mapping[str, Any]) -> None:
     """Run some settings, and enter them and their scores into the result."""
-    runs = execution.get("runs")
+    runs: Any = execution.get("runs")
     experiments = [resolve_run(stream, trial.arguments, recorded=runs is not None) for trial in trials]
 
     def enter(trial: Trial, found: Result) -> None:
