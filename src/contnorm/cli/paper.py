@@ -17,8 +17,8 @@ from contnorm import paper as api
 from contnorm.bench.config.schema import field_of
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
-from contnorm.bench.metrics.accuracy_matrix import SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.bench.sequential import MARGIN, MAX_SEEDS
 from contnorm.cli.common import console, print_error, print_lines, print_text, show_rows
 from contnorm.cli.options import run_options, takes_options

@@ -23,7 +23,7 @@ from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import compare_figure, figure
-from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, AccuracyMatrix
+from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix
 from contnorm.bench.records import Record, Runs, spread_over_seeds
 from contnorm.errors import UserError
 from contnorm.registry import find_norm, numbered_name

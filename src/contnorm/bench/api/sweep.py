@@ -22,8 +22,8 @@ from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import RUN_ARGUMENTS, format_value
 from contnorm.bench.figures import COLORS, MARKERS, with_png
 from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine, best_candidate
-from contnorm.bench.metrics.accuracy_matrix import SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.bench.records import Store, spread_over_seeds
 from contnorm.bench.streams import tasks
 from contnorm.errors import UserCodeError, UserError, unknown
