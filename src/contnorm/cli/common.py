@@ -104,14 +104,15 @@ def show_rows(
             ACC 64.75 +- 3.44
             FM 8.48 +- 3.34
     """
-    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(safe_text, row))
+    widths = [max(cell_len(escape_terminal(cell)) for cell in column) for column in zip(heads, *rows, strict=True)]
     if wrap_last:
-        words = (word for row in (heads, *rows) for word in row[-1].split())
-        table.columns[-1].no_wrap, table.columns[-1].min_width = False, max(map(cell_len, words), default=0)
-    needed = to.measure(table, options=to.options.update(width=10_000))
-    if (needed.minimum if wrap_last else needed.maximum) <= to.width:
+        widths[-1] = max(cell_len(word) for row in (heads, *rows) for word in [*escape_terminal(row[-1]).split(), ""])
+    if sum(widths) + 2 * (len(heads) - 1) <= to.width:
+        columns = [Column(head, no_wrap=True, min_width=width) for head, width in zip(heads, widths, strict=True)]
+        columns[-1].no_wrap = not wrap_last
+        table = Table(*columns, box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*map(safe_text, row))
         to.print(table)
         return
     before = ""

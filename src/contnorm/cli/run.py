@@ -117,7 +117,7 @@ def show_result(run: Callable[[Console], SweepResult], plot: Path | None, as_jso
         result, code = stopped.result, 128 + stopped.signal
     if as_json:
         names = ("stream", "score", "chosen_on", "rule", "warning", "notes")
-        settings = json.loads(result.to_frame().to_json(orient="records"))
+        settings = json.loads(result.to_frame().to_json(orient="records", double_precision=15))
         print(json.dumps({**{name: getattr(result, name) for name in names}, "settings": settings}, indent=2))
     else:
         _show_sweep(result)
@@ -136,7 +136,7 @@ def _show_sweep(result: SweepResult) -> None:
         seeds = [str(len(trial.scores)) if trial.eligible else f"{len(trial.scores)} of {len(trial.seeds)}"]
         seeds += [f"{len(trial.diverged)} diverged"] if trial.diverged else []
         seeds += [f"{trial.unfinished} unfinished"] if trial.unfinished else []
-        score = spread(list(trial.scores.values())) + (" *" if id(trial) in chosen else "")
+        score = (spread(list(trial.scores.values())) if trial.scores else "-") + (" *" if id(trial) in chosen else "")
         tried = str(len(groups[next(name for name in best if best[name] is trial)])) if id(trial) in chosen else ""
         rows.append([*map(format_value, trial.setting.values()), score, ", ".join(seeds), tried])
     console.print()

@@ -134,7 +134,10 @@ def _show(name: str, result: TuneResult, options: TuneOptions, console: Console)
     heads = ["stream", "strategy", "norm", *(f"lr {lr:g}" for lr in tried), "tried", "chosen"]
     show_rows(heads, rows, console, named=3)
     precision = next(iter(result.grids[0].grid.configs.values())).train.precision
-    print_text(f"ACC over {options.seeds} seeds, in {precision}; * is chosen: the highest mean.", console)
+    print_text(
+        f"ACC over {options.seeds} seeds, in {precision}; * is chosen: the highest mean without a diverged run.",
+        console,
+    )
     if options.max_steps is not None:
         print_text("A smoke test: the numbers are of the first steps only, so no learning rate is chosen.", console)
         return
