@@ -30,8 +30,8 @@ from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.records import LARGEST_SEED
 from contnorm.bench.strategies.base import Batch
 from contnorm.bench.strategies.build import build_strategy
+from contnorm.bench.streams.device import DeviceStream
 from contnorm.bench.streams.tasks import ALIASES, STREAMS, TaskSequence, build_stream, find_stream
-from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError, unknown
 
 __all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
