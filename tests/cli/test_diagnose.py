@@ -19,7 +19,7 @@ from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.metrics import AccuracyMatrix
 from contnorm.bench.records import Record, Store
-from contnorm.cli.compare import show_run_diagnosis
+from contnorm.cli.diagnose import show_run_diagnosis
 from contnorm.diagnosis import diagnose_run
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
