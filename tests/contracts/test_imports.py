@@ -55,7 +55,7 @@ WITHOUT_TORCH = [
             "bench.config.defaults",
             "cli.show",
             "cli.compare",
-            "cli.paper",
+            "cli.report",
             "paper.recipe",
             "paper.measured",
             "paper.tables",

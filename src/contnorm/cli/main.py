@@ -37,7 +37,7 @@ COMMANDS = {
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report that compares the norms in your runs: an HTML page or Markdown.",
 }
-_MODULES = {"resume": "run", "ls": "data", "report": "paper"}
+_MODULES = {"resume": "run", "ls": "data"}
 
 
 def load_command(name: str) -> TyperCommand:

@@ -1,6 +1,5 @@
-"""The `paper` and `report` commands: tables of the paper beside recorded runs, and reports.
+"""The `paper` command: runs the missing runs of a recipe and prints the results next to the published numbers.
 
-`paper` runs the missing runs of a recipe and prints the results next to the published numbers, and
 `contnorm paper --list` lists the recipes, the data that each needs, and how many of its runs are done.
 """
 
@@ -51,7 +50,6 @@ from contnorm.paper.tables import (
     renorm_remarks,
     verdict_remarks,
 )
-from contnorm.report.report import collect_report, write_report
 
 if TYPE_CHECKING:
     from contnorm.paper import TableOptions, TableResult, TableVariant
@@ -325,35 +323,3 @@ def show_data_table(rows: Sequence[ComparedData], console: Console) -> None:
     notes = [row.missing for row in rows if row.missing]
     notes += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
     print_lines(["Measured on disk; the paper's value is in brackets where it differs.", *notes], console)
-
-
-def report(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="File in .html or .md, or folder for one Markdown file per table.")
-    ] = Path("report.html"),
-    table: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Table of the paper to include: table2, ... or a TOML file; repeatable; default: all that the runs "
-            "belong to."
-        ),
-    ] = None,
-    runs: Annotated[
-        list[Path] | None,
-        typer.Option("--runs", help="Folder or archive of records; repeatable, for one report over several."),
-    ] = None,
-) -> None:
-    """Write a report that compares the norms in your runs: an HTML page or Markdown.
-
-    Examples:
-        # Write report.html, which compares the norms of your runs.
-        contnorm report
-        # Write the tables as Markdown.
-        contnorm report --out report.md
-    """
-    content = collect_report(runs or [Path("runs")], table or ())
-    for problem in content.runs.problems:
-        print_error(problem)
-    files = write_report(content, out)
-    where = str(files[0]) if len(files) == 1 else f"{len(files)} files under {out}"
-    print_lines([f"{content.lead[0]} See {where}"])
