@@ -28,7 +28,7 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "registry",
-            "bench.strategies.registry",
+            "bench.strategies",
             "bench.models",
             "errors",
             "bench.config.sources",

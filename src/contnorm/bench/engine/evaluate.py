@@ -25,7 +25,8 @@ from contnorm.bench.label_metrics import LabelStats, label_scores
 from contnorm.bench.memory_stats import take_census
 from contnorm.bench.metrics import TaskScores, accuracy_scores
 from contnorm.bench.models.norm_layers import count_norms
-from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate
+from contnorm.moments.pooling import keeps_moments
+from contnorm.moments.reestimate import Reestimated, reestimate
 from contnorm.norms.renorm import BatchRenormBase
 
 __all__ = [

@@ -20,7 +20,7 @@ from contnorm.bench.plan import Plan
 from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserError
-from contnorm.moments.reestimate import keeps_moments, moment_layers
+from contnorm.moments.pooling import keeps_moments, moment_layers
 from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["check_moment_settings", "check_network"]

@@ -28,8 +28,8 @@ from contnorm.bench.engine.user_code import UserComponents, seeded_generators
 from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
-from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, tagged_passes
-from contnorm.bench.strategies.build import build_strategy, check_loss
+from contnorm.bench.strategies import build_strategy
+from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, check_loss, tagged_passes
 from contnorm.bench.streams.device import DeviceImages, DeviceStream, ImageFeed, PrefetchedFeed
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
