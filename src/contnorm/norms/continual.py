@@ -17,10 +17,10 @@ from torch import Tensor
 
 from contnorm.checks import check_batch, check_group_size, check_residual, resolve_groups, updates_moments, widest
 from contnorm.kernels import Kernel, Order, analytic, check_order, reference, resolve_kernel
-from contnorm.kernels.cpp import continual as compiled
+from contnorm.kernels import cpp as compiled
 from contnorm.kernels.reference import BatchMoments, add_residual_and_relu
 from contnorm.kernels.triton import continual as fused
-from contnorm.kernels.triton.continual import replay
+from contnorm.kernels.triton import eager
 from contnorm.norms.base import (
     MomentNorm,
     check_arguments,
@@ -85,7 +85,7 @@ def continual_norm(
     closed_form = order == "gn_bn" and not tied  # of CN alone: the variants are computed as two steps
     if requested in ("auto", "triton") and closed_form and not torch.compiler.is_compiling():
         # An input of a known signature has passed all checks below before.
-        y = replay.normalize(
+        y = eager.normalize(
             x, running_mean, running_var, weight, bias, training, momentum, eps, num_groups, relu, residual, num_batches
         )
         if y is not None:

@@ -23,7 +23,7 @@ from contnorm.bench.data.registry import Source
 from contnorm.bench.engine.run import Run
 from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
 from contnorm.kernels.convolution import EMPTY, ConvolutionTable
-from contnorm.kernels.cpp.library import unavailable_reason
+from contnorm.kernels.cpp import unavailable_reason
 from contnorm.plugins import BUILT_IN
 from contnorm.registry import NORMS
 
