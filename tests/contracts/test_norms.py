@@ -17,7 +17,7 @@ from torch import nn
 from contnorm.kernels.cpp import unavailable_reason
 from contnorm.registry import NORMS, NormInfo, create_norm
 from contnorm.testing import NORM_CHECKS, NormCheck, check_norm
-from contnorm.testing.subject import CHANNELS, SHAPES, NormSubject
+from contnorm.testing.conformance import CHANNELS, SHAPES, NormSubject
 from tests.contracts.formulas import reference, setting
 from tests.float64_norms import FLOAT64_NORMS
 

@@ -214,7 +214,7 @@ def test_gradients_of_any_layout(module: Any, device: torch.device) -> None:
     ("arguments", "message"),
     [
         ({"num_groups": 3}, "3"),
-        ({"weight": torch.ones(5)}, "shape"),
+        ({"weight": torch.ones(5)}, "parameter"),
     ],
     ids=str,
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from contnorm.bench.data.fetch import FETCHABLE
-from contnorm.bench.data.image_folders import MINI_LISTS, MINI_WNIDS
+from contnorm.bench.data.formats import MINI_LISTS, MINI_WNIDS
 from contnorm.bench.data.multilabel import published_stream
-from contnorm.bench.data.registry import SOURCES, SourceSpec
+from contnorm.bench.data.registry import FETCHABLE, SOURCES, SourceSpec
 from contnorm.bench.streams.tasks import STREAMS
 from tools.reference.markdown import code, table
 
@@ -101,10 +100,10 @@ _NOTES = {
         "Pictures of ImageNet: its terms allow non-commercial research and education.",
     ),
     "cocoseq": ("Download MS-COCO (images of train and val, and their annotations), then build the stream once: "
-                "`contnorm data cocoseq --coco DIR`; see [build COCOseq](../howto/build-cocoseq.md).",
+                "`contnorm data cocoseq --coco DIR`; see [build COCOseq](../howto/long-tail.md#build-the-data-sets).",
                 "Annotations: CC BY 4.0. Images: terms of Flickr."),
     "nus-wideseq": ("Get NUS-WIDE with its images from its authors, then build the stream once: `contnorm data "
-                    "nus-wideseq --nus DIR`; see [build COCOseq](../howto/build-cocoseq.md).",
+                    "nus-wideseq --nus DIR`; see [build COCOseq](../howto/long-tail.md#build-the-data-sets).",
                     "Images: terms of Flickr; many are no longer there, and `--allow-missing` builds without them."),
 }  # fmt: skip
 
@@ -234,7 +233,7 @@ _OWN = """\
 ### Several labels per image
 
 `contnorm data NAME --images DIR` builds a data set, whose name is then that of a stream; the columns of the table are
-described in [build COCOseq](../howto/build-cocoseq.md#your-own-data-set).
+described in [build COCOseq](../howto/long-tail.md#your-own-data-set).
 
 {csv}
 """

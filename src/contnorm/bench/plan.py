@@ -19,19 +19,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
+from contnorm.bench.components import user_code_errors
+from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.dataset import Source
-from contnorm.bench.memories import MEMORIES, NOT_STORED, Memory, StreamInfo, build
-from contnorm.bench.memories.base import draw_slots, draw_slots_batched
-from contnorm.bench.memories.build import memory_errors
+from contnorm.bench.memories import MEMORIES, NOT_STORED, Memory, StreamInfo, build_memory
+from contnorm.bench.memories.base import draw_slots
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 
-__all__ = ["ExtraDraw", "Plan", "PlanCache", "Step", "add_extra_draw", "build_memory", "make_plan", "offered_labels"]
+__all__ = ["ExtraDraw", "Plan", "PlanCache", "Step", "add_extra_draw", "make_plan", "offered_labels"]
 
 Indices = NDArray[np.int64]
-AT_ONCE = 1000  # steps whose replay samples are drawn in one call
+AT_ONCE = 1000  # steps whose crops and flips are drawn in one call
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
 
@@ -100,12 +100,6 @@ class Plan:
     slots: int
 
 
-def build_memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memory:
-    """Build the memory that the settings name, for a stream and a seed."""
-    info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
-    return build.build_memory(config, info, generator(seed, "memory"))
-
-
 def offered_labels(memory: Memory, stream: TaskSequence, items: Indices) -> Indices:
     """Return the labels of items in the format of the memory: class indices, or multi-hot rows."""
     labels: Indices = stream.train.label[items].astype(np.int64)
@@ -125,12 +119,13 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
     """
     if config.memory.kind in MEMORIES:
         return _make_plan(config, stream, seed, draws)
-    with memory_errors(config.memory.kind):
+    with user_code_errors(f"memory {config.memory.kind!r}", "while the plan of the run was made"):
         return _make_plan(config, stream, seed, draws)
 
 
 def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> Plan:
-    memory = build_memory(config.memory, stream, seed)
+    info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
+    memory = build_memory(config.memory, info, generator(seed, "memory"))
     if draws:
         _check_memory(memory, config, stream)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
@@ -149,7 +144,7 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
                 writes.append(memory.offer(labels, 0 if stream.task_free else task))
             else:
                 writes.append(np.full(len(items), NOT_STORED))
-        chosen = draw_slots_batched(readable, config.train.replay, rng)
+        chosen = [draw_slots(slots, config.train.replay, rng) for slots in readable]
         of_step = [tuple(chosen[draws * i : draws * (i + 1)]) for i in range(len(batch))]
         sizes = [len(part) for (items, _, _), of in zip(batch, of_step, strict=True) for part in (items, *of)]
         drawn = iter(() if views is None else views.draw_batched(sizes))

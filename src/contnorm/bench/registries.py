@@ -14,12 +14,11 @@ from contnorm.bench.data.store import describe_stored, list_stored, read_manifes
 from contnorm.bench.launchers import launchers
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
-from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
+from contnorm.bench.strategies import ALIASES, STRATEGIES
 from contnorm.bench.streams.tasks import ALIASES as STREAM_ALIASES
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError
-from contnorm.plugins import BUILT_IN, current_origin, load_plugins
-from contnorm.registry import NORMS
+from contnorm.registry import BUILT_IN, NORMS, current_origin, load_plugins
 
 __all__ = [
     "Listing",

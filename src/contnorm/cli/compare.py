@@ -29,8 +29,8 @@ from contnorm.bench.comparison import (
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import not_comparable
-from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES, LabelMatrix, label_score
+from contnorm.bench.label_metrics import LABEL_SCORES, LabelMatrix, label_score
+from contnorm.bench.metrics import MAIN_SCORES
 from contnorm.bench.records import Record, Runs, Store, group_by_run, spread_over_seeds
 from contnorm.bench.selection import has_operator, parse_selection, setting_keys, value_of
 from contnorm.bench.sequential import MARGIN, Verdict, score_title
@@ -234,7 +234,7 @@ def _values(records: Sequence[Record], moments: str | None) -> dict[str, dict[in
         for group in GROUPS_SHOWN:
             title = score_title(name) if group == "overall" else f"{score_title(name)}, {group}"
             for record in records:
-                counts = record.counted if moments is None else record.labels_evaluated[moments]
+                counts = record.counted if moments is None else record.evaluated[moments]
                 assert isinstance(counts, LabelMatrix)
                 values.setdefault(title, {})[record.seed] = label_score(counts, name, record.classes_of(group))
     return values

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import Progress
 
 from contnorm.bench.config.schema import StreamConfig
-from contnorm.bench.data.progress import load_with_progress
-from contnorm.bench.data.registry import SOURCES, Source, data_root, describe_layouts, find_layout
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import SOURCES, data_root, describe_layouts, find_layout, load_with_progress
 from contnorm.bench.streams.tasks import build_stream, find_stream
 from contnorm.errors import UserError
 from contnorm.paper.published import DataRow, data_rows
@@ -44,12 +45,12 @@ def measure_data(name: str, source: Source) -> DataRow:
     return DataRow(name, stream.tasks, shape, len(stream.train), len(stream.test), source.classes)
 
 
-def _compared(row: DataRow, root: Path, console: Console | None, allow_missing: bool) -> ComparedData:
+def _compared(row: DataRow, root: Path, bars: Progress, allow_missing: bool) -> ComparedData:
     spec = SOURCES[find_stream(row.stream).sources[0]]
     if find_layout(spec, root) is None:
         return ComparedData(row, None, f"{row.stream}: put {describe_layouts(spec)} under {root}.")
     try:
-        source = load_with_progress(spec.name, root, console or Console(quiet=True), allow_missing=allow_missing)
+        source = load_with_progress(spec.name, root, bars, allow_missing)
         return ComparedData(row, measure_data(row.stream, source))
     except UserError as error:  # the other data sets are still shown
         return ComparedData(row, None, str(error))
@@ -70,7 +71,9 @@ def compare_data(
         UserError: If none of the data sets is there.
     """
     folder = data_root(root)
-    rows = [_compared(row, folder, console, allow_missing) for row in data_rows() if row.stream in streams]
+    terminal = console or Console(quiet=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bars:
+        rows = [_compared(row, folder, bars, allow_missing) for row in data_rows() if row.stream in streams]
     if not any(row.measured for row in rows):
         raise UserError(f"none of the data sets is under {folder}. {rows[0].missing}")
     return rows

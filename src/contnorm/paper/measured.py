@@ -10,8 +10,8 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from contnorm.bench.config.schema import PRECISIONS, RunConfig
-from contnorm.bench.metrics.accuracy_matrix import acc_so_far, score
-from contnorm.bench.metrics.multilabel import LABEL_SCORES, label_score
+from contnorm.bench.label_metrics import LABEL_SCORES, label_score
+from contnorm.bench.metrics import acc_so_far, score
 from contnorm.bench.records import Record
 from contnorm.paper.cells import SHARED_DIMENSIONS, RecipeCell
 from contnorm.paper.scores import drift_parts

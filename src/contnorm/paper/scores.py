@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from contnorm.bench.metrics.accuracy_matrix import SCORE_TITLES, SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORE_TITLES, SCORES
 from contnorm.errors import UserError, unknown
 
 __all__ = ["check_curve", "check_score", "drift_parts", "score_title"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from contnorm.bench.config.schema import TrainConfig
-from contnorm.bench.metrics.accuracy_matrix import SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.paper.cells import RecipeCell
 from contnorm.paper.measured import MeasuredCell, Numerics, numerics_of
 from contnorm.paper.published import PublishedComparison, PublishedNumber, compare_published

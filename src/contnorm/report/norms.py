@@ -20,8 +20,8 @@ from contnorm.bench.comparison import compare_scores
 from contnorm.bench.config.defaults import changed, run_names
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import format_settings, format_value
-from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, acc_so_far, score
-from contnorm.bench.metrics.multilabel import label_score, mean_ap
+from contnorm.bench.label_metrics import label_score, mean_ap
+from contnorm.bench.metrics import MAIN_SCORES, acc_so_far, score
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import Verdict, decide_family
 from contnorm.paper.cells import moments_label
@@ -274,7 +274,7 @@ def _setting_key(config: RunConfig, moments: str) -> tuple[Key, str, dict[str, A
 def _evaluations(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
     """Scores, and the curve over tasks, by the moments of the evaluation."""
     if record.multi_label:
-        for moments, counts in record.labels_evaluated.items():
+        for moments, counts in record.evaluated.items():
             scores = {name: label_score(counts, name) for name in LABEL_SCORES}
             yield moments, {**scores, "curve": [mean_ap(row) for row in counts.tally], "record": record}
         return

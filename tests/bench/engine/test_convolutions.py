@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, TrainConfig
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import trainer as trainer_module
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
 from contnorm.bench.engine.provenance import numerics, provenance

@@ -29,7 +29,7 @@ from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserError
-from contnorm.moments.reestimate import NonFiniteMomentsError
+from contnorm.moments.pooling import NonFiniteMomentsError
 from tests.bench.engine import stopped_runs
 from tests.bench.engine.stopped_runs import kill, lanes_of, same_state
 from tests.datasets import small_mnist, small_multi_label

@@ -12,11 +12,12 @@ import torch
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.streams import image_store
+from contnorm.bench.streams import device as image_store
 from contnorm.errors import UserCodeError
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 from tests.datasets import small_cifar100

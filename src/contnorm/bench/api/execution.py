@@ -17,13 +17,12 @@ from rich.console import Console
 from contnorm.bench.api.progress import RunMonitor, RunProgress
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs, restored_random_state
 from contnorm.bench.components import own_code
-from contnorm.bench.data.progress import load_with_progress
-from contnorm.bench.data.registry import data_root, digits_notice
+from contnorm.bench.data.registry import data_root, digits_notice, load_with_progress
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, Run, RunOptions
-from contnorm.bench.metrics.task_scores import rows_of
+from contnorm.bench.label_metrics import rows_of
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
 from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
@@ -190,8 +189,7 @@ def _decode(name: str, options: RunOptions, progress: RunProgress) -> None:
     """Decode a data set with a progress bar, if it was not decoded before."""
     is_in_memory = "@" in name and find_stored(name, options.data_root) is None  # or made by a plugin
     if name not in options.sources and not is_in_memory:
-        missing = options.allow_missing
-        load_with_progress(name, options.data_root, progress.console, allow_missing=missing, bars=progress.bars)
+        load_with_progress(name, options.data_root, progress.bars, options.allow_missing)
 
 
 def _call(event: Event, call: OnTaskDone, runs: Sequence[Run], options: RunOptions, outcome: Outcome) -> None:

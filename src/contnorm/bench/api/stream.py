@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,23 +17,22 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from contnorm.bench.api.samples import read_benchmark, read_samples
-from contnorm.bench.components import Component, components, find_component, user_code_error
+from contnorm.bench.components import Component, components, find_component, user_code_errors
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import with_setting
-from contnorm.bench.data.arrays import array_source, read_npz
+from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
 from contnorm.bench.data.dataset import ArraySource, Source
-from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.registry import data_root, load_source
 from contnorm.bench.data.store import find_stored, list_stored, read_manifest
-from contnorm.bench.escape import escape_html, html_table
+from contnorm.bench.escape import html_table
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.records import LARGEST_SEED
+from contnorm.bench.strategies import build_strategy
 from contnorm.bench.strategies.base import Batch
-from contnorm.bench.strategies.build import build_strategy
+from contnorm.bench.streams.device import DeviceStream
 from contnorm.bench.streams.tasks import ALIASES, STREAMS, TaskSequence, build_stream, find_stream
-from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError, unknown
 
 __all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
@@ -413,7 +413,7 @@ class Stream:
             rows.append((task.index, names, f"{len(task.train):,}", f"{len(task.test):,}"))
         table = html_table(("task", "classes", "training samples", "test samples"), rows)
         rest = f"<p>... {self.num_tasks} tasks</p>" if self.num_tasks > MOST_SHOWN else ""
-        return f"<p>{escape_html(repr(self))}</p>{table}{rest}"
+        return f"<p>{html.escape(repr(self))}</p>{table}{rest}"
 
 
 def load_stream(name: str, root: str | Path | None = None, *, allow_missing: bool = False, **settings: Any) -> Stream:
@@ -448,12 +448,8 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
 def _make_registered(component: Component, root: Path, settings: Mapping[str, Any]) -> Stream:
     make: Any = component.load()
     settings = {key: value for key, value in settings.items() if value is not None}
-    try:
+    with user_code_errors(f"dataset {component.name!r}", "called with (root, **settings)"):
         stream = make(root, **settings)
-    except UserError:
-        raise
-    except Exception as error:
-        raise user_code_error(error, "dataset", component.name, "called with (root, **settings)") from error
     if not isinstance(stream, Stream) or stream.source.name.partition("@")[0] != component.name:
         raise UserError(
             f"dataset {component.name!r} of {component.origin}: must return a bench.Stream of data with the name "

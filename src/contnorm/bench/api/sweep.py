@@ -27,8 +27,8 @@ from contnorm.bench.config.sources import RUN_ARGUMENTS, format_value
 from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.escape import escape_terminal
 from contnorm.bench.grid import expand_grid, is_grid, list_values
-from contnorm.bench.metrics.accuracy_matrix import SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.streams import tasks
 from contnorm.errors import UserError, unknown

@@ -23,7 +23,7 @@ from contnorm.bench.engine.evaluate import Measurements, evaluate_ahead, evaluat
 from contnorm.bench.engine.run import Event, Kind, Run
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.signals import StopRequested, raise_on_stop
-from contnorm.moments.reestimate import NonFiniteMomentsError
+from contnorm.moments.pooling import NonFiniteMomentsError
 
 try:
     import resource

@@ -20,7 +20,7 @@ from contnorm.bench.plan import Plan
 from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserError
-from contnorm.moments.reestimate import keeps_moments, moment_layers
+from contnorm.moments.pooling import keeps_moments, moment_layers
 from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["check_moment_settings", "check_network"]
@@ -92,7 +92,7 @@ def _check_output(model: nn.Module, config: RunConfig, shape: Shape, outputs: in
             output = model.eval()(torch.zeros(2, *shape))
     except Exception as error:  # of user code
         name = config.model.name if own == "model" else config.norm.name
-        raise user_code_error(error, own, name, f"for images of shape {(2, *shape)}") from error
+        raise user_code_error(error, f"{own} {name!r}", f"for images of shape {(2, *shape)}") from error
     finally:
         model.train(was_training)
     got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__

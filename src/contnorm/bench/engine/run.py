@@ -12,11 +12,12 @@ import torch
 
 from contnorm.bench.components import Component, find_component
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.progress import cores
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.pictures import cores
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.launch import Launcher, find_launcher, list_devices
-from contnorm.bench.metrics.task_scores import TaskScores
+from contnorm.bench.metrics import TaskScores
 from contnorm.bench.records import Store
 from contnorm.errors import UserError, check_count
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.norm_hooks import NormHooks
 from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.bench.engine.preflight import check_moment_settings, check_network
@@ -28,10 +28,9 @@ from contnorm.bench.engine.user_code import UserComponents, seeded_generators
 from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
-from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, tagged_passes
-from contnorm.bench.strategies.build import build_strategy, check_loss
-from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
-from contnorm.bench.streams.transforms import DeviceStream
+from contnorm.bench.strategies import build_strategy
+from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, check_loss, tagged_passes
+from contnorm.bench.streams.device import DeviceImages, DeviceStream, ImageFeed, PrefetchedFeed
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.convolution import EMPTY, Convolution, ConvolutionTable, table_for, using_table
