@@ -244,6 +244,9 @@ class TaskBatches:
         for part in torch.split(self.items, self.size):
             yield self.images(part), self.table.label[part]
 
+    def __len__(self) -> int:
+        return -(-len(self.items) // self.size)
+
 
 def classes_of(trainer: Trainer, x: Tensor, task: int) -> Tensor:
     """Return the predicted classes of images of one task, among the outputs that the scenario allows."""
