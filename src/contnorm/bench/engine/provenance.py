@@ -22,7 +22,7 @@ from contnorm.bench.data.dataset import MultiLabelSource, Source
 from contnorm.bench.engine.run import Run
 from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
 from contnorm.kernels.convolution import EMPTY, ConvolutionTable
-from contnorm.kernels.cpp.library import unavailable_reason
+from contnorm.kernels.cpp import unavailable_reason
 from contnorm.registry import BUILT_IN, NORMS
 
 _one_thread_at_a_time = threading.RLock()

@@ -32,7 +32,7 @@ from contnorm.bench.streams.device import DeviceImages, DeviceStream, ImageFeed,
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.convolution import EMPTY, Convolution, ConvolutionTable, table_for, using_table
-from contnorm.kernels.triton.availability import can_launch
+from contnorm.kernels.triton.launcher import can_launch
 from contnorm.tags import BatchTags, batch_tags
 
 RUNNING_MOMENTS = ("running_mean", "running_var")
