@@ -28,7 +28,7 @@ WITHOUT_TORCH = [
         f"contnorm.{name}"
         for name in (
             "registry",
-            "bench.strategies.registry",
+            "bench.strategies",
             "bench.models",
             "errors",
             "bench.config.sources",
@@ -38,7 +38,6 @@ WITHOUT_TORCH = [
             "bench.loggers",
             "bench.metrics",
             "bench.label_metrics",
-            "bench.memory_stats",
             "bench.stats",
             "bench.sequential",
             "bench.memories",
@@ -52,11 +51,9 @@ WITHOUT_TORCH = [
             "report.runs",
             "cli.main",
             "cli.data",
-            "cli.ls",
             "bench.config.defaults",
             "cli.show",
             "cli.compare",
-            "cli.paper_tables",
             "cli.report",
             "paper.recipe",
             "paper.measured",
