@@ -9,7 +9,9 @@ enough programs. The second changes the pipeline, the order and the splits of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,18 +23,19 @@ from torch import Tensor, nn
 
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.models.resnet import ResNet18
-from contnorm.kernels.side_stream import Convolution
-from contnorm.kernels.triton.convolution.launch import (
+from contnorm.kernels.convolution import (
     DIRECTIONS,
+    Convolution,
+    ConvolutionTable,
     Direction,
     Geometry,
+    Key,
     Tiles,
     convolve,
     input_gradient,
     programs,
     weight_gradient,
 )
-from contnorm.kernels.triton.convolution.table import ConvolutionTable, Key
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 
 SEEDS, LAYERS = 8, 5  # CUDA streams, and layers of each, which have their own weights
@@ -130,6 +133,15 @@ def extended(table: ConvolutionTable, rows: Sequence[ConvolutionRow]) -> Convolu
     measured = {row.key for row in rows}
     entries = {key: tiles for key, tiles in table.entries.items() if key not in measured}
     return ConvolutionTable(entries | {row.key: row.tiles for row in rows if row.is_faster})
+
+
+def format_tables(tables: Sequence[tuple[Mapping[str, str], ConvolutionTable]]) -> str:
+    """Return the content of a file with tables, one entry per line."""
+    items = []
+    for environment, table in tables:
+        rows = ",\n".join(f"  {json.dumps(row)}" for row in table.to_json())
+        items.append(f'{{"environment": {json.dumps(dict(environment))}, "entries": [\n{rows}\n]}}')
+    return "[" + ",\n".join(items) + "]\n"
 
 
 def geometries(shape: NetworkShape = DEFAULT_SHAPE) -> list[Geometry]:
@@ -308,7 +320,7 @@ def _is_plain(direction: Direction, tiles: Tiles) -> bool:
 
 def _with_splits(direction: Direction, g: Geometry, tiles: Tiles) -> list[Tiles]:
     """Return the tiles with those numbers of splits that give the GPU enough programs."""
-    number, steps = SEEDS * programs(direction, g, tiles), _steps(direction, g, tiles)
+    number, steps = SEEDS * math.prod(programs(direction, g, tiles)), _steps(direction, g, tiles)
     most = max(1, steps // 3)
     splits = {min(most, max(1, round(goal / number))) for goal in PROGRAMS} | ({1} if number >= 100 else set())
     return [tiles._replace(splits=count) for count in sorted(splits)]

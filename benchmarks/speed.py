@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.convolutions import STEMS, NetworkShape, extended, measure_convolutions
+from benchmarks.convolutions import STEMS, NetworkShape, extended, format_tables, measure_convolutions
 from benchmarks.eager import measure_eager_steps, measure_host
 from benchmarks.layers import measure_layers
 from benchmarks.runs import measure_runs
@@ -26,7 +26,7 @@ from benchmarks.step import measure_steps
 from benchmarks.timing import environment_of, flatten_row, write_rows
 
 from contnorm.bench.data.registry import data_root
-from contnorm.kernels.triton.convolution.table import ConvolutionTable, environment_of_table, format_tables, read_tables
+from contnorm.kernels.convolution import ConvolutionTable, environment_of_table, read_tables
 
 KINDS = ("layers", "host", "eager", "step", "run", "startup", "convolutions")
 

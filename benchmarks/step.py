@@ -21,7 +21,8 @@ from benchmarks.timing import Percentiles
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.registry import SOURCES, Source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import SOURCES
 from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer

@@ -15,9 +15,8 @@ import pytest
 from PIL import Image
 
 from contnorm.bench.data.dataset import GROUPS, MultiLabelSource
-from contnorm.bench.data.image_folders import MINI_LISTS, MINI_WNIDS
-from contnorm.bench.data.multilabel import Listing, Picture, published_stream
-from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.data.formats import MINI_LISTS, MINI_WNIDS
+from contnorm.bench.data.multilabel import Listing, Picture, build, published_stream
 
 HERE = Path(__file__).resolve()
 

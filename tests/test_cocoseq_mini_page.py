@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from contnorm.bench.metrics.memory_stats import Census
+from contnorm.bench.memory_stats import Census
 from contnorm.bench.records import Record, load_runs
 
 ROOT = Path(__file__).resolve().parent.parent

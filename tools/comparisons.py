@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from contnorm.bench.metrics.accuracy_matrix import score
+from contnorm.bench.metrics import score
 from contnorm.bench.sequential import decide_differences, decide_family
 from tools.evidence import RECORDS, Cell, Comparison, MeanCell, load
 

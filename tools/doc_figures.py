@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from contnorm.bench.figures import COLORS, MARKERS, curve_with_band
-from contnorm.bench.metrics.accuracy_matrix import acc_so_far
+from contnorm.bench.metrics import acc_so_far
 from contnorm.bench.stats import t_interval
 from tools.comparisons import (
     MEMORY,

@@ -14,8 +14,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from contnorm import bench
-from contnorm.bench.metrics.accuracy_matrix import score as accuracy_score
-from contnorm.bench.metrics.multilabel import label_score
+from contnorm.bench.label_metrics import label_score
+from contnorm.bench.metrics import score as accuracy_score
 from contnorm.bench.records import Record
 from contnorm.bench.stats import PairedDifference, paired_difference
 

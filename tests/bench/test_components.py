@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ import pytest
 from contnorm import bench
 from contnorm.bench.components import file_hash, load_component
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import StrategyConfig
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
-from contnorm.bench.strategies.build import build_strategy
 from contnorm.cli.main import app
 from contnorm.errors import UserCodeError, UserError
 
@@ -40,29 +37,18 @@ def write(folder: Path, **files: str) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("x = 1\ndef broken(:\n", ", line 2: SyntaxError: invalid syntax"),
-        ("x = 1\nimport no_such_module\n", ", line 2: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("def f():\n    return 1 / 0\nf()\n", ", line 2: ZeroDivisionError: division by zero"),
-        ("import sys\nsys.exit('so long')\n", ", line 2: SystemExit: so long"),
-        ("raise ValueError('two\\nlines')\n", ", line 1: ValueError: two lines"),
+        ("x = 1\ndef broken(:\n", "{file}, line 2: SyntaxError: invalid syntax"),
+        ("def f():\n    return 1 / 0\nf()\n", "{file}, line 2: ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit('so long')\n", "{file}, line 2: SystemExit: so long"),
+        ("raise ValueError('two\\nlines')\n", "{file}, line 1: ValueError: two lines"),
     ],
 )
 def test_load_error_is_one_line(tmp_path: Path, content: str, said: str) -> None:
     write(tmp_path, mine=content)
     file = tmp_path / "mine.py"
-    with pytest.raises(
-        UserCodeError, match=re.escape(f"strategy '{file}:W': it can't be loaded: {file}{said}")
-    ) as told:
+    message = f"strategy '{file}:W': it can't be loaded: {said.format(file=file)}"
+    with pytest.raises(UserCodeError, match=f"{re.escape(message)}[^\n]*$"):
         load_component("strategy", f"{file}:W")
-    assert "\n" not in str(told.value)
-
-
-def test_construction_error_names_the_line(tmp_path: Path) -> None:
-    write(
-        tmp_path, mine=f"{STRATEGY}class W(Single):\n    def __init__(self, config):\n        self.x = config.nosuch\n"
-    )
-    with pytest.raises(UserCodeError, match=r"called with its settings: .*mine\.py, line 4: AttributeError: .*nosuch"):
-        build_strategy(StrategyConfig(f"{tmp_path / 'mine.py'}:W"))
 
 
 def test_file_is_loaded_once_for_each_content(tmp_path: Path) -> None:
@@ -193,4 +179,3 @@ def test_record_names_no_code_for_diagnose(code: str, capsys: pytest.CaptureFixt
 def test_registered_component_is_loaded_when_a_record_names_it() -> None:
     with pytest.raises(UserError, match="is not known here"):
         load_component("strategy", "no-such-plugin")
-    assert json.loads(json.dumps(StrategyConfig("er").name)) == "er"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.memories import NOT_STORED, PartitioningReservoir, Reservoir
 from contnorm.bench.memories.base import draw_slots
 from contnorm.bench.plan import _Views, build_memory, make_plan

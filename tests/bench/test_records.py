@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.metrics.accuracy_matrix import SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.bench.records import Runs, Store, load_runs, make_record, seal_of, spread_over_seeds
 from contnorm.errors import UserError
 from tests.committed_records import COARSE_GRID, COCOSEQ, FOLDER, contents_of

@@ -14,8 +14,7 @@ from benchmarks.timing import Percentiles, flatten_row, measure_time
 from benchmarks import convolutions, eager, layers, speed, startup, step
 from benchmarks import runs as whole_runs
 from contnorm.bench.data.registry import load_source
-from contnorm.kernels.triton.convolution.launch import Direction, Geometry, Tiles
-from contnorm.kernels.triton.convolution.table import ConvolutionTable
+from contnorm.kernels.convolution import ConvolutionTable, Direction, Geometry, Tiles
 from tests.datasets import small_cifar100
 
 pytestmark = pytest.mark.slow  # it measures

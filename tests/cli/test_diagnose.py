@@ -17,7 +17,7 @@ from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.metrics import AccuracyMatrix
 from contnorm.bench.records import Record, Store
 from contnorm.cli.diagnose import show_run_diagnosis
 from contnorm.diagnosis import diagnose_run

@@ -17,8 +17,7 @@ from rich.console import Console
 
 from contnorm.bench.api import execution as running
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.data.multilabel import list_csv
-from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.data.multilabel import build, list_csv
 from contnorm.bench.engine.run import Event, RunOptions
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from contnorm import bench
 from contnorm.bench.api import execution as running
-from contnorm.bench.data.progress import load_with_progress
+from contnorm.bench.data.registry import load_with_progress
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event
 from contnorm.bench.records import Store
@@ -326,6 +326,6 @@ def test_progress_bar_is_shown_while_images_are_decoded(tmp_path: Path) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
     small_mini_imagenet(tmp_path, per_class=2)
     with rich.progress.Progress(console=terminal) as bars:
-        load_with_progress("mini-imagenet", tmp_path, terminal, bars=bars)
+        load_with_progress("mini-imagenet", tmp_path, bars)
         assert not bars.tasks
     assert isinstance(terminal.file, io.StringIO) and "decoding pictures" in terminal.file.getvalue()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from contnorm.bench.config.schema import from_dict, merge_settings
-from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats, c_f1, o_f1
+from contnorm.bench.label_metrics import LabelMatrix, LabelStats, c_f1, o_f1
 from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.show import show_matrices, show_scores

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.bench.data.multilabel import list_csv
-from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.data.multilabel import build, list_csv
 from tests.docs.pages import ROOT
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.bench.config import defaults
 from contnorm.bench.streams.tasks import STREAMS
 from tests.docs.pages import PAGES, ROOT, SHELLS, blocks, commands, page_name, shell_lines
 from tests.docs.reader_folder import installed_package, prepare_folder
@@ -36,7 +36,6 @@ def test_markers_are_known_and_needed(page: Path) -> None:
             assert re.search(NEEDS[block.needs], block.text), f"{where}: nothing here needs {block.needs}"
 
 
-DEPENDENT = (defaults._flat_defaults, defaults._changed, defaults._resolved_settings)  # they cache what they return
 SLOW = {
     "docs/features.md",
     "docs/howto/add-a-table.md",
@@ -64,11 +63,18 @@ def test_console_blocks_have_prompts(page: Path) -> None:
 def _short_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The default stream has 2,000 samples per task; the small MNIST here has fewer."""
     monkeypatch.setitem(STREAMS["permuted-mnist"].defaults["stream"], "train_per_task", 20)
-    for function in DEPENDENT:
-        function.cache_clear()
+    _clear_caches()
     yield
-    for function in DEPENDENT:
-        function.cache_clear()
+    _clear_caches()
+
+
+def _clear_caches() -> None:
+    """Forget all that functions of the package have cached, since it may depend on the defaults of the stream."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("contnorm."):
+            for function in vars(module).values():
+                if isinstance(function, functools._lru_cache_wrapper):
+                    function.cache_clear()
 
 
 @pytest.mark.usefixtures("_short_stream")

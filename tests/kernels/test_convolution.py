@@ -12,30 +12,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.kernels import side_stream
-from contnorm.kernels.side_stream import Convolution
-from contnorm.kernels.triton.availability import can_launch
-from contnorm.kernels.triton.convolution import table as tables
-from contnorm.kernels.triton.convolution.launch import (
+from contnorm.kernels import convolution
+from contnorm.kernels.convolution import (
     DIRECTIONS,
-    Geometry,
-    Tiles,
-    _is_aligned,
-    convolve,
-    input_gradient,
-    weight_gradient,
-)
-from contnorm.kernels.triton.convolution.table import (
     EMPTY,
     VARIABLE,
+    Convolution,
     ConvolutionTable,
+    Geometry,
     Key,
     LayerTiles,
+    Tiles,
+    convolve,
     environment_of_table,
-    format_tables,
+    input_gradient,
+    is_aligned,
     table_for,
     using_table,
+    weight_gradient,
 )
+from contnorm.kernels.triton.availability import can_launch
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 
 SMALL = Tiles(16, 16, 16, 1, 4, 2)
@@ -125,7 +121,7 @@ def test_kernels_match_float64(g: Geometry, name: str, device: torch.device) -> 
 @pytest.mark.parametrize("g", ALIGNED, ids=lambda g: "x".join(map(str, g)))
 def test_weight_gradients_with_aligned_steps_match_float64(g: Geometry, name: str, device: torch.device) -> None:
     x, weight, dy = tensors(g, device)
-    assert _is_aligned(g, VARIANTS[name]) and not _is_aligned(g._replace(width=5, stride=1), VARIANTS[name])
+    assert is_aligned(g, VARIANTS[name]) and not is_aligned(g._replace(width=5, stride=1), VARIANTS[name])
     expected: Tensor = exact(g, x, weight, dy).weight  # type: ignore[assignment]
     assert error(weight_gradient(dy, x, g, VARIANTS[name]), expected) < tolerance(device, x.dtype)
 
@@ -210,11 +206,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     for name in ("convolve", "input_gradient", "weight_gradient"):
 
-        def launch(*given: object, name: str = name, original: object = getattr(side_stream, name)) -> object:
+        def launch(*given: object, name: str = name, original: object = getattr(convolution, name)) -> object:
             made.append(name)
             return original(*given)  # type: ignore[operator]
 
-        monkeypatch.setattr(side_stream, name, launch)
+        monkeypatch.setattr(convolution, name, launch)
     return made
 
 
@@ -310,8 +306,10 @@ def test_table_of_other_gpus_and_versions_is_not_used(
 ) -> None:
     here = environment_of_table(device)
     others = [{**here, key: "other"} for key in here]
-    (tmp_path / "others.json").write_text(format_tables([(other, table_of(LAYER)) for other in others]))
-    (tmp_path / "mine.json").write_text(format_tables([(others[0], EMPTY), (here, table_of(LAYER))]))
+    entries = table_of(LAYER).to_json()
+    content = [{"environment": other, "entries": entries} for other in others]
+    (tmp_path / "others.json").write_text(json.dumps(content))
+    (tmp_path / "mine.json").write_text(json.dumps([*content, {"environment": here, "entries": entries}]))
     monkeypatch.setenv(VARIABLE, str(tmp_path / "others.json"))
     assert table_for(device) == EMPTY
     monkeypatch.setenv(VARIABLE, str(tmp_path / "mine.json"))
@@ -320,7 +318,7 @@ def test_table_of_other_gpus_and_versions_is_not_used(
 
 def test_packaged_tables_are_valid() -> None:
     """Sizes of tiles are powers of two of at least 16, which Triton requires."""
-    content = json.loads(tables.FILE.read_text())
+    content = json.loads(convolution.FILE.read_text())
     for item in content:
         assert set(item["environment"]) == {"gpu", "torch", "triton"}
         for (direction, dtype, _), tiles in ConvolutionTable.from_json(item["entries"]).entries.items():

@@ -219,7 +219,7 @@ def test_gradients_of_any_layout(module: Any, device: torch.device) -> None:
     ("arguments", "message"),
     [
         ({"num_groups": 3}, "3"),
-        ({"weight": torch.ones(4)}, "weight"),
+        ({"weight": torch.ones(4)}, "parameter"),
     ],
     ids=str,
 )

@@ -67,7 +67,7 @@ def test_package_executes_nothing_that_a_file_contains() -> None:
     # `components` executes a file that the call names; tests/bench/test_components.py tests that no other is.
     assert found.pop("bench/components.py", ["exec"]) == ["exec"]
     # Archives with known checksums, with the data filter of tarfile.
-    assert found.pop("bench/data/fetch.py", ["shutil.unpack_archive"]) == ["shutil.unpack_archive"]
+    assert found.pop("bench/data/registry.py", ["shutil.unpack_archive"]) == ["shutil.unpack_archive"]
     # A library that this package has compiled; tests/kernels/cpp/test_build.py tests who could have replaced it.
     assert found.pop("kernels/cpp/library.py", ["ctypes.CDLL"]) == ["ctypes.CDLL"]
     assert found.pop("kernels/cpp/extension.py", ["ExtensionFileLoader"]) == ["ExtensionFileLoader"]

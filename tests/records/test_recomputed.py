@@ -1,7 +1,7 @@
 """The primary questions on Split CIFAR-100, decided again from the archives with NumPy and SciPy alone.
 
 Scores, the critical values of the looks (by convolution on a grid), Student's intervals, their intersection, and Holm's
-procedure are written again here, and agree with `bench.compare` and `bench.decide_family`.
+procedure are written again here, and agree with `bench.compare` and `decide_family`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from contnorm import bench
+from contnorm.bench.sequential import decide_family
 from tests.committed_records import FOLDER
 
 FRESH, PANEL = (FOLDER / "runs" / f"split-cifar100-{name}.jsonl.gz" for name in ("fresh-seeds", "panel"))
@@ -113,7 +114,7 @@ def test_primary_family_is_that_of_an_independent_computation(name: str) -> None
     for question, verdict in verdicts.items():
         assert verdict.differences == pytest.approx(mine[question], abs=1e-9)
     expected = family(mine)
-    for question, verdict in bench.decide_family(verdicts).items():
+    for question, verdict in decide_family(verdicts).items():
         low, high = expected[question]
         assert verdict.interval == pytest.approx((low, high), abs=2e-3), question
         assert verdict.outcome.startswith("higher") == (low > 0) and verdict.outcome.startswith("lower") == (high < 0)

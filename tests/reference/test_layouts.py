@@ -13,9 +13,8 @@ from tools.reference.__main__ import FOLDER
 from tools.reference.datasets import TREES
 
 from contnorm import bench
-from contnorm.bench.data.image_folders import MINI_WNIDS
-from contnorm.bench.data.multilabel import list_csv
-from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.data.formats import MINI_WNIDS
+from contnorm.bench.data.multilabel import build, list_csv
 from contnorm.bench.data.registry import SOURCES, find_layout, load_source
 from contnorm.cli.main import load_command
 from tests.datasets import small_coco, small_nus_wide, write_mini_lists

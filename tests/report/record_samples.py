@@ -10,8 +10,8 @@ import numpy as np
 
 from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import merge_settings
-from contnorm.bench.metrics.memory_stats import Census
-from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats
+from contnorm.bench.label_metrics import LabelMatrix, LabelStats
+from contnorm.bench.memory_stats import Census
 from contnorm.bench.records import Store
 from contnorm.paper.cells import RecipeCell, cells_of, source_of
 from contnorm.paper.recipe import Recipe

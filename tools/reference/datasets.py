@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from contnorm.bench.data.fetch import FETCHABLE
-from contnorm.bench.data.image_folders import MINI_LISTS, MINI_WNIDS
+from contnorm.bench.data.formats import MINI_LISTS, MINI_WNIDS
 from contnorm.bench.data.multilabel import published_stream
-from contnorm.bench.data.registry import SOURCES, SourceSpec
+from contnorm.bench.data.registry import FETCHABLE, SOURCES, SourceSpec
 from contnorm.bench.streams.tasks import STREAMS
 from tools.reference.markdown import code, table
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from contnorm.bench.metrics.accuracy_matrix import FORGETTING, SCORES, AccuracyMatrix
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import FORGETTING, SCORES, AccuracyMatrix, score
 from tools.reference.markdown import code, table
 
 __all__ = ["ACCURACIES", "LABEL_METRICS", "METRICS", "UNTRAINED", "Metric", "page"]
@@ -72,14 +72,14 @@ def page() -> str:
             METRICS[name].range,
             METRICS[name].better,
             code(names[function]) if function in names else "",
-            f"{function(matrix):.2f}",
+            f"{score(matrix, name):.2f}",
         )
         for name, function in SCORES.items()
     ]
     lines = [_INTRODUCTION, ""]
     lines += table(("name", "meaning", "formula", "range", "better", "`definition=`", "example"), rows)
     lines += ["", _EXAMPLE, "", "## The same names in mammoth and Avalanche", ""]
-    lines += [_OTHERS.format(**{name: function(matrix) for name, function in SCORES.items()}), ""]
+    lines += [_OTHERS.format(**{name: score(matrix, name) for name in SCORES}), ""]
     lines += table(("metric", "here", "mammoth", "Avalanche"), _ELSEWHERE)
     lines += ["", _IMPLEMENTATIONS, "", "## Multi-label scores", "", _MULTI_LABEL, ""]
     label_rows = [(code(name), code(m.formula), m.range, m.better) for name, m in LABEL_METRICS.items()]
@@ -172,7 +172,7 @@ Avalanche have no multi-label scores; `c_f1`, `o_f1` and `map` are the CF1, OF1 
 
 _LABEL_EXAMPLE = """\
 ```python
-from contnorm.bench.metrics.multilabel import LabelMatrix, LabelStats, label_score
+from contnorm.bench.label_metrics import LabelMatrix, LabelStats, label_score
 
 # Four images, two classes: logits, and labels.
 first = LabelStats.of([[2, -1], [1, -2], [-1, 3], [-2, 1]], [[1, 0], [1, 0], [0, 1], [0, 1]])

@@ -15,40 +15,30 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from contnorm.errors import UserCodeError, UserError
+from contnorm.errors import UserError
 
 if TYPE_CHECKING:
-    from contnorm.bench import metrics
+    from contnorm.bench import metrics as metrics
     from contnorm.bench.api.datasets import add_dataset, build_dataset, fetch_dataset
     from contnorm.bench.api.decide import decide
-    from contnorm.bench.api.evaluate import accuracy_matrix, evaluate
-    from contnorm.bench.api.execution import ResumeError, RunInterrupted, StopRun, resume
+    from contnorm.bench.api.evaluate import evaluate
+    from contnorm.bench.api.execution import RunInterrupted, StopRun, resume
     from contnorm.bench.api.result import Result
     from contnorm.bench.api.run import DivergedError, run, run_all
-    from contnorm.bench.api.stream import Stream, Task, TaskDataset, load_stream
-    from contnorm.bench.api.sweep import SweepInterrupted, sweep
-    from contnorm.bench.api.sweep_result import SweepResult, Trial
+    from contnorm.bench.api.stream import Stream, load_stream
+    from contnorm.bench.api.sweep import sweep
+    from contnorm.bench.api.sweep_result import SweepResult
     from contnorm.bench.api.tune import tune
     from contnorm.bench.comparison import compare
     from contnorm.bench.engine.launch import Launcher
     from contnorm.bench.engine.ray import RayLauncher
     from contnorm.bench.engine.run import Event, RunOptions
     from contnorm.bench.loggers import Logger
-    from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring, StreamInfo
-    from contnorm.bench.metrics.task_scores import TaskScores
-    from contnorm.bench.plan import Plan, Step
+    from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring
     from contnorm.bench.records import Record, Runs, load_runs
     from contnorm.bench.registries import available, register
-    from contnorm.bench.sequential import Verdict, decide_family
-    from contnorm.bench.signals import StopSignals
-    from contnorm.bench.strategies.base import (
-        Batch,
-        OutputMask,
-        Single,
-        Strategy,
-        forward,
-        together,
-    )
+    from contnorm.bench.sequential import Verdict
+    from contnorm.bench.strategies.base import Batch, Single, Strategy, forward, together
     from contnorm.bench.strategies.derpp import DERpp
     from contnorm.bench.strategies.er import ER
     from contnorm.bench.strategies.er_ace import ERACE
@@ -68,47 +58,32 @@ __all__ = [
     "Logger",
     "LwF",
     "Memory",
-    "OutputMask",
     "PartitioningReservoir",
-    "Plan",
     "RayLauncher",
     "Record",
     "Reservoir",
     "Result",
-    "ResumeError",
     "Ring",
     "RunInterrupted",
     "RunOptions",
     "Runs",
     "Single",
-    "Step",
     "StopRun",
-    "StopSignals",
     "Strategy",
     "Stream",
-    "StreamInfo",
-    "SweepInterrupted",
     "SweepResult",
-    "Task",
-    "TaskDataset",
-    "TaskScores",
-    "Trial",
-    "UserCodeError",
     "UserError",
     "Verdict",
-    "accuracy_matrix",
     "add_dataset",
     "available",
     "build_dataset",
     "compare",
     "decide",
-    "decide_family",
     "evaluate",
     "fetch_dataset",
     "forward",
     "load_runs",
     "load_stream",
-    "metrics",
     "register",
     "resume",
     "run",
@@ -121,27 +96,24 @@ __all__ = [
 _MODULES = {  # below `contnorm.bench`, with their public names
     "api.datasets": "add_dataset build_dataset fetch_dataset",
     "api.decide": "decide",
-    "api.evaluate": "accuracy_matrix evaluate",
-    "api.execution": "ResumeError RunInterrupted StopRun resume",
+    "api.evaluate": "evaluate",
+    "api.execution": "RunInterrupted StopRun resume",
     "api.result": "Result",
     "api.run": "DivergedError run run_all",
-    "api.stream": "Stream Task TaskDataset load_stream",
-    "api.sweep": "SweepInterrupted sweep",
-    "api.sweep_result": "SweepResult Trial",
+    "api.stream": "Stream load_stream",
+    "api.sweep": "sweep",
+    "api.sweep_result": "SweepResult",
     "api.tune": "tune",
     "comparison": "compare",
     "engine.launch": "Launcher",
     "engine.ray": "RayLauncher",
     "engine.run": "Event RunOptions",
     "loggers": "Logger",
-    "memories": "BalancedReservoir Memory PartitioningReservoir Reservoir Ring StreamInfo",
-    "metrics.task_scores": "TaskScores",
-    "plan": "Plan Step",
+    "memories": "BalancedReservoir Memory PartitioningReservoir Reservoir Ring",
     "records": "Record Runs load_runs",
     "registries": "available register",
-    "sequential": "Verdict decide_family",
-    "signals": "StopSignals",
-    "strategies.base": "Batch OutputMask Single Strategy forward together",
+    "sequential": "Verdict",
+    "strategies.base": "Batch Single Strategy forward together",
     "strategies.derpp": "DERpp",
     "strategies.er": "ER",
     "strategies.er_ace": "ERACE",

@@ -14,9 +14,9 @@ from contnorm.bench.config.defaults import resolved_settings, run_names, varying
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import Match, compare_fingerprints
-from contnorm.bench.metrics.accuracy_matrix import SCORES, AccuracyMatrix
-from contnorm.bench.metrics.accuracy_matrix import score as score_of_matrix
-from contnorm.bench.metrics.multilabel import LABEL_SCORES, label_score
+from contnorm.bench.label_metrics import LABEL_SCORES, label_score
+from contnorm.bench.metrics import SCORES, AccuracyMatrix
+from contnorm.bench.metrics import score as score_of_matrix
 from contnorm.bench.records import Record
 from contnorm.bench.selection import SHORT_KEYS, setting_keys
 from contnorm.bench.sequential import (

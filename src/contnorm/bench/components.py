@@ -1,29 +1,37 @@
-"""Components of runs that this package does not have: in files, registered under a name, or passed as objects.
+"""User code in runs: how it is loaded, identified, registered and reported in errors. Needs no torch.
 
 A component is a strategy, a memory, a network (``"model"``), a norm or a data set. Its name in the settings is
 
-- ``path/to/file.py:Name``, for an object in a file, which may import modules of the file's folder;
+- ``path/to/file.py:Name``, for a function or class at the top level of a file, which may import modules of its folder;
 - a name that a program or an installed plugin has registered (`contnorm.bench.register`);
-- ``python:...``, for an object that a program passes and that no file defines. It exists in that program only.
+- ``python:Name``, for any other object that a program passes. It exists in that program only.
 
-A run is identified by the hash of the code as well. Commands load only what is named on the command line: what a
-record or a settings file names is never executed.
+The hash of its code is a setting too: that of the file; of a function or class that no file defines, of its source, or
+its compiled code where Python has no source, with the values of its closure and of the global variables that it uses;
+of any other object, of its class and of what pickle would store. What this does not cover is named with ``tag``.
+
+Commands load only what is named on the command line: what a record or a settings file names is never executed.
 """
 
 from __future__ import annotations
 
 import ast
+import copyreg
+import dis
 import hashlib
 import importlib
+import inspect
+import itertools
+import pickle
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -34,34 +42,12 @@ from contnorm.registry import NORMS, NormInfo, register_spec
 if TYPE_CHECKING:
     from contnorm.bench.config.schema import RunConfig
 
-__all__ = [
-    "PYTHON",
-    "Component",
-    "Kind",
-    "add_component",
-    "code_hash",
-    "components",
-    "components_of",
-    "definition_hash",
-    "file_hash",
-    "find_component",
-    "has_user_frame",
-    "is_file_code",
-    "is_installed",
-    "is_user_code",
-    "load_component",
-    "loading_user_code",
-    "own_code",
-    "remove_component",
-    "share_components",
-    "user_code_error",
-    "user_code_is_loading",
-    "user_parts",
-]
-
 THIS_PROCESS = Origin()
 PYTHON = "python:"  # prefix of the names of objects that are defined in no file
 Kind = Literal["strategy", "memory", "model", "norm", "dataset"]
+
+
+# --- Names and objects -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +181,9 @@ def share_components(components: Iterable[Component]) -> None:
             add_component(component)
 
 
+# --- Loading ---------------------------------------------------------------------------------------------------------
+
+
 def load_component(kind: Kind, name: str, code: str | None = None) -> Any:
     """Return the object that a name refers to. Its file is executed, unless the object was passed.
 
@@ -207,25 +196,111 @@ def load_component(kind: Kind, name: str, code: str | None = None) -> Any:
         UserError: If there is none, or if its code is not that of the hash.
     """
     component = find_component(kind, name, code)
-    if component is None and is_file_code(name):
-        path, _, attribute = name.rpartition(":")
-        if code is not None and file_hash(Path(path)) != code:
-            raise UserError(f"{kind} {name!r}: the file has changed since the run was started. Run it again.")
-        try:
-            module = _load_file(Path(path))
-        except UserError as error:
-            raise UserError(f"{kind} {name!r}: {error}") from error
-        except (Exception, SystemExit) as error:
-            raise user_code_error(error, kind, name, "it can't be loaded") from error
-        if not hasattr(module, attribute):
-            raise UserError(f"{kind} {name!r}: {path} has no {attribute}.")
-        return getattr(module, attribute)
-    if component is None:
+    if component is not None:
+        return component.load()
+    if not is_file_code(name):
         what = "was passed as a Python object" if name.startswith(PYTHON) else "is not known here"
         raise UserError(
             f"{kind} {name!r}: {what}. Run the program that passes or registers it, or install its package."
         )
-    return component.load()
+    file, _, attribute = name.rpartition(":")
+    current = file_hash(Path(file))
+    if code not in (None, current):
+        raise UserError(f"{kind} {name!r}: the file has changed since the run was started. Run it again.")
+    try:
+        module = _load_file(Path(file), current)
+    except (Exception, SystemExit) as error:
+        raise user_code_error(error, f"{kind} {name!r}", "it can't be loaded") from error
+    if not hasattr(module, attribute):
+        raise UserError(f"{kind} {name!r}: {file} has no {attribute}.")
+    return getattr(module, attribute)
+
+
+_helpers: list[str] = []  # modules that the file which was loaded last has imported from its folder
+_loading: list[Path] = []  # files of user code that are being loaded
+
+
+def _load_file(path: Path, content: str) -> ModuleType:
+    """Execute a Python file, once for each content of it and of the modules in its folder that it imports."""
+    name = f"contnorm_own_{path.stem}_{_hash(f'{path.resolve()} {content}')}"  # dataclasses and pickle look it up
+    if name in sys.modules:
+        return sys.modules[name]
+    for helper in _helpers:  # of the file that was loaded before: another folder may have one of the same name
+        sys.modules.pop(helper, None)
+    module, folder, before = ModuleType(name), str(path.resolve().parent), set(sys.modules)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        with user_code_is_loading(path):
+            exec(compile(path.read_bytes(), path, "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(folder)
+        new = {other: getattr(sys.modules[other], "__file__", None) for other in set(sys.modules) - before - {name}}
+        _helpers[:] = [other for other, file in new.items() if file is not None and Path(file).is_relative_to(folder)]
+    return module
+
+
+@contextmanager
+def user_code_is_loading(path: Path = Path()) -> Iterator[None]:
+    """Mark that user code is being loaded, for `loading_user_code`."""
+    _loading.append(path)
+    try:
+        yield
+    finally:
+        _loading.pop()
+
+
+def loading_user_code() -> bool:
+    """Whether a file of user code is being loaded. A script that runs an experiment must not start it again then."""
+    return bool(_loading)
+
+
+# --- Identity --------------------------------------------------------------------------------------------------------
+
+_unidentified = itertools.count()  # numbers of objects without an identity
+_imported: dict[str, tuple[object, str]] = {}  # by module: its spec, which a reload replaces, and its first hash
+
+
+def identify(value: Any, kind: Kind, tag: str | None, recorded: bool, definition: Any = None) -> Component:
+    """Return an object as a component, with its name in the settings of a run and the hash of its code.
+
+    Args:
+        value: The object.
+        kind: Its kind.
+        tag: The user's name for it; runs with the same tag count as the same run.
+        recorded: Whether the run is recorded, so that the object must have an identity.
+        definition: What identifies it instead, such as its class if the settings have its attributes.
+
+    Raises:
+        UserError: If the object can't be identified.
+    """
+    definition = value if definition is None else definition
+    label = getattr(value, "__qualname__", type(value).__qualname__)
+    name, code = f"{PYTHON}{tag or label}", None
+    if tag is None:
+        if (file := _definition_file(definition)) is not None and is_installed(file):
+            name = f"{PYTHON}{definition.__module__}.{definition.__qualname__}"
+        elif file is not None:
+            path = Path(file).resolve()
+            path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            name = f"{path}:{definition.__qualname__}"
+        try:
+            code = _code_hash(definition, label)
+        except _UnknownError as error:
+            if recorded:
+                raise UserError(
+                    f"{kind}={label}: uses {error}, so its records can't be told from those of another {kind}. "
+                    f"Give it a name with tag=..., or use runs=None."
+                ) from None
+            code = f"unknown-{next(_unidentified)}"
+    component = Component(kind, name, value, code=code)
+    add_component(component)
+    return component
 
 
 def code_hash(kind: Kind, name: str, code: str | None = None) -> str | None:
@@ -253,54 +328,10 @@ def code_hash(kind: Kind, name: str, code: str | None = None) -> str | None:
 
 def definition_hash(value: Any) -> str | None:
     """Return the hash that identifies the code of a function or class; None if it can't be identified."""
-    identity = importlib.import_module("contnorm.bench.identity")  # it needs torch, which listings do not
-    found: str | None = identity.definition_hash(value)
-    return found
-
-
-def _load_file(path: Path) -> ModuleType:
-    """Execute a Python file, once for each content of it and of the modules in its folder that it imports."""
-    digest = hashlib.sha256(f"{path.resolve()} {file_hash(path)}".encode()).hexdigest()[:12]
-    name = f"contnorm_own_{path.stem}_{digest}"  # dataclasses and pickle look modules up by name
-    if name in sys.modules:
-        return sys.modules[name]
-    for helper in _helpers:  # of the file that was loaded before: another folder may have one of the same name
-        sys.modules.pop(helper, None)
-    module, folder, before = ModuleType(name), str(path.resolve().parent), set(sys.modules)
-    module.__file__ = str(path)
-    sys.modules[name] = module
-    sys.path.insert(0, folder)
-    importlib.invalidate_caches()
     try:
-        with user_code_is_loading():
-            exec(compile(path.read_bytes(), path, "exec"), vars(module))
-    except BaseException:
-        del sys.modules[name]
-        raise
-    finally:
-        sys.path.remove(folder)
-        new = {other: getattr(sys.modules[other], "__file__", None) for other in set(sys.modules) - before - {name}}
-        _helpers[:] = [other for other, file in new.items() if file is not None and Path(file).is_relative_to(folder)]
-    return module
-
-
-_helpers: list[str] = []  # modules that the file which was loaded last has imported from its folder
-_loading: list[bool] = []  # files of user code that are being loaded
-
-
-@contextmanager
-def user_code_is_loading() -> Iterator[None]:
-    """Mark that user code is being loaded, for `loading_user_code`."""
-    _loading.append(True)
-    try:
-        yield
-    finally:
-        _loading.pop()
-
-
-def loading_user_code() -> bool:
-    """Whether a file of user code is being loaded. A script that runs an experiment must not start it again then."""
-    return bool(_loading)
+        return _code_hash(value, "it")
+    except _UnknownError:
+        return None
 
 
 def file_hash(path: Path) -> str:
@@ -312,51 +343,170 @@ def file_hash(path: Path) -> str:
         UserError: If there is no such file.
     """
     with usable(path, "can't be read", "Name a Python file, such as net.py."):
-        own = hashlib.sha256(path.read_bytes()).hexdigest()
-    helpers = _imported_files(path.resolve())
-    if not helpers:
-        return own[:12]
-    lines = [f"{name} {hashlib.sha256(helpers[name].read_bytes()).hexdigest()}" for name in sorted(helpers)]
-    return hashlib.sha256("\n".join([own, *lines]).encode()).hexdigest()[:12]
-
-
-def _imported_files(path: Path) -> dict[str, Path]:
-    """Return the modules in the folder of a file that its import statements name, and those that these name."""
-    found: dict[str, Path] = {}
-    pending = [path]
+        content = path.read_bytes()
+    path, helpers, pending = path.resolve(), dict[str, Path](), [path.resolve()]
     while pending:
-        file = pending.pop()
-        try:
-            nodes = list(ast.walk(ast.parse(file.read_bytes())))
-        except (SyntaxError, ValueError):  # reported when the file is loaded
-            continue
-        for base, name in _imports(nodes, file, path.parent):
-            parts = name.split(".")
-            for stem in (base.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)):
-                for source in (stem.with_suffix(".py"), stem / "__init__.py"):
-                    if source.is_file() and source != path and source not in found.values():
-                        found[".".join(stem.relative_to(path.parent).parts)] = source
-                        pending.append(source)
-    return found
+        for stem in _import_stems(pending.pop(), path.parent):
+            for source in (stem.with_suffix(".py"), stem / "__init__.py"):
+                if source.is_file() and source != path and source not in helpers.values():
+                    helpers[".".join(stem.relative_to(path.parent).parts)] = source
+                    pending.append(source)
+    if not helpers:
+        return _hash(content)
+    digests = {name: hashlib.sha256(helpers[name].read_bytes()).hexdigest() for name in sorted(helpers)}
+    return _hash("\n".join([hashlib.sha256(content).hexdigest(), *(f"{name} {digests[name]}" for name in digests)]))
 
 
-def _imports(nodes: Iterable[ast.AST], file: Path, folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the dotted names that are imported, each with the folder that it is relative to."""
+def _import_stems(file: Path, folder: Path) -> Iterator[Path]:
+    """Yield the paths, without suffix, that the modules which a file imports would have in a folder."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError):  # reported when the file is loaded
+        return
     for node in nodes:
+        base, names = folder, list[str]()
         if isinstance(node, ast.Import):
-            names = [(folder, alias.name) for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = file.parents[node.level - 1] if node.level else folder
-            names = [(base, ".".join(filter(None, [node.module, alias.name]))) for alias in node.names]
-        else:
-            continue
-        for base, name in names:
-            is_local = base.is_relative_to(folder) and (base != folder or name.partition(".")[0] not in _STANDARD)
-            if is_local:
-                yield base, name
+            names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
+        for parts in (name.split(".") for name in names):
+            if base.is_relative_to(folder) and (base != folder or parts[0] not in sys.stdlib_module_names):
+                yield from (base.joinpath(*parts[:count]) for count in range(1, len(parts) + 1))
 
 
-_STANDARD = sys.stdlib_module_names
+def _hash(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:12]
+
+
+def _code_hash(value: Any, where: str) -> str:
+    """Return the hash of an object: that of its file if it is a function or class at the top level of one.
+
+    A module that was edited after it was imported is refused, since Python has the earlier content.
+    """
+    file = _definition_file(value)
+    if file is None:
+        return _hash(_Description().of(value, where))
+    if is_installed(file):
+        return _hash(Path(file).read_bytes())
+    path, module = Path(file).resolve(), sys.modules[value.__module__]
+    current = file_hash(path)
+    spec, earlier = _imported.get(module.__name__, (None, current))
+    earlier = earlier if spec is module.__spec__ else current
+    _imported[module.__name__] = (module.__spec__, earlier)
+    if earlier != current and module.__name__ != "__main__":  # a script may be edited while it runs
+        raise UserError(
+            f"{path}:{value.__qualname__}: the file was edited after it was imported. Import it again with "
+            f"importlib.reload, or restart Python."
+        )
+    return earlier
+
+
+def _definition_file(value: object) -> str | None:
+    """Return the file that defines a function or class at its top level; None if there is none."""
+    name, module = getattr(value, "__qualname__", ""), sys.modules.get(getattr(value, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    is_named = isinstance(value, FunctionType | type) and getattr(module, name, None) is value
+    if not is_named or file is None or not file.endswith(".py") or not Path(file).is_file():
+        return None
+    parts = [value] if isinstance(value, FunctionType) else filter(inspect.isfunction, vars(value).values())
+    written_in = {Path(inspect.unwrap(part).__code__.co_filename).resolve() for part in parts}
+    # A definition that is typed at a prompt may be in a module that has a file: after `python -i file.py`.
+    return file if not written_in or is_installed(file) or Path(file).resolve() in written_in else None
+
+
+class _UnknownError(Exception):
+    """A value that can't be described; the message names it."""
+
+
+class _Description:
+    """A text that describes an object and everything that it uses, the same in every process."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[int, object]] = {}  # by id: a number, and the object, which keeps the id
+
+    def of(self, value: Any, where: str) -> str:
+        """Return the description of a value; ``where`` names it in errors."""
+        if value is None or isinstance(value, bool | int | float | complex | str):
+            return f"{type(value).__name__} {value!r}"
+        if isinstance(value, bytes):
+            return hashlib.sha256(value).hexdigest()
+        if id(value) in self.seen:
+            return f"seen {self.seen[id(value)][0]}"
+        self.seen[id(value)] = len(self.seen), value
+        torch: Any = sys.modules.get("torch")  # without it there are no tensors
+        if torch is not None and isinstance(value, torch.Tensor):
+            values = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            trained = isinstance(value, torch.nn.Parameter) and value.requires_grad
+            return f"{trained} {value.dtype} {tuple(value.shape)} {self.of(values.tobytes(), where)}"
+        if isinstance(value, ModuleType):
+            return value.__name__
+        if isinstance(value, set | frozenset):
+            return f"set {sorted(_Description().of(part, where) for part in value)}"
+        if isinstance(value, Mapping):
+            return self.all_of(itertools.chain.from_iterable(value.items()), where)
+        if isinstance(value, list | tuple):
+            return self.all_of(value, where)
+        if isinstance(value, staticmethod | classmethod | property | cached_property):
+            return self.all_of((getattr(value, name, None) for name in ("__func__", "fget", "fset", "func")), where)
+        if isinstance(value, type) or (inspect.isroutine(value) and not isinstance(value, MethodType)):
+            return self.of_definition(value, where)
+        try:
+            reduce = copyreg.dispatch_table.get(type(value))
+            stored = value.__reduce_ex__(2) if reduce is None else reduce(value)  # as pickle: a name, or parts
+        except (TypeError, pickle.PicklingError):
+            raise _UnknownError(f"{where}, an object of type {type(value).__name__}") from None
+        parts = [stored] if isinstance(stored, str) else (list(p) if isinstance(p, Iterator) else p for p in stored)
+        return self.all_of((type(value), *parts), where)
+
+    def all_of(self, values: Iterable[object], where: str) -> str:
+        return f"[{', '.join(self.of(value, where) for value in values)}]"
+
+    def of_definition(self, value: Any, where: str) -> str:
+        """Describe a function or class: by its name if it is installed, by its file if one defines it."""
+        module = sys.modules.get(value.__module__ or "builtins")
+        file = getattr(module, "__file__", None)
+        if module is not None and module.__name__ != "__main__" and (file is None or is_installed(file)):
+            return f"{value.__module__}.{value.__qualname__}"
+        if _definition_file(value) is not None:
+            return f"{value.__qualname__} {_code_hash(value, where)}"
+        if isinstance(value, type):
+            parts = {name: part for name, part in vars(value).items() if _is_code_of_class(name, part)}
+            return f"class {value.__qualname__} {self.all_of((value.__bases__, parts), where)}"
+        function = inspect.unwrap(value)
+        if not isinstance(function, FunctionType):
+            raise _UnknownError(f"{where}, an object of type {type(value).__name__}")
+        names = _global_names(function.__code__) & function.__globals__.keys()
+        used = {name: function.__globals__[name] for name in names}
+        used |= inspect.getclosurevars(function).nonlocals
+        described = [f"{name}={self.of(part, f'{name!r}')}" for name, part in sorted(used.items())]
+        defaults = self.all_of((function.__defaults__, function.__kwdefaults__), where)
+        return f"def {value.__qualname__} {_code(function.__code__)} {defaults} {described}"
+
+
+def _is_code_of_class(name: str, part: object) -> bool:
+    """Whether an attribute of a class is described: not what Python and dataclasses set themselves."""
+    is_special = name.startswith("__") and name.endswith("__")
+    is_slot = inspect.isgetsetdescriptor(part) or inspect.ismemberdescriptor(part)
+    return not is_slot and name != "_abc_impl" and (not is_special or isinstance(part, FunctionType))
+
+
+def _code(code: CodeType) -> str:
+    """Return the source of a function that is in no file; otherwise, and for a lambda, its compiled code."""
+    if code.co_name != "<lambda>" and not Path(code.co_filename).is_file():
+        try:
+            return inspect.getsource(code)
+        except (OSError, TypeError):  # at a prompt, and in text that was executed
+            pass
+    parts = (sorted(map(repr, part)) if isinstance(part, frozenset) else part for part in code.co_consts)
+    constants = [_code(part) if isinstance(part, CodeType) else repr(part) for part in parts]
+    return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames} {code.co_freevars}"
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """Return the names of global variables that a function and those in it read."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return names.union(*(_global_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 @cache
@@ -378,29 +528,34 @@ def is_installed(file: str) -> bool:
     return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _installed_folders())
 
 
-def user_code_error(
-    error: BaseException, kind: str, name: str, when: str, parts: Mapping[Any, tuple[str, str | None]] | None = None
-) -> UserCodeError:
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+
+def user_code_error(error: BaseException, component: str, when: str) -> UserCodeError:
     """Return an error of user code as one line: where it was raised, and Python's message.
 
     Args:
         error: The error.
-        kind: The kind of the component.
-        name: Its name.
+        component: Kind and name of the component, as in ``"strategy 'mine.py:Mine'"``.
         when: What was being done.
-        parts: The components of the run that are user code; the one whose code raised the error is named instead.
     """
-    frame = _user_frame(error)
-    if frame is not None and parts:
-        raised_in = (part for part, (own, code) in parts.items() if _file_of(part, own, code) == frame[0])
-        kind = next(raised_in, kind)
-        name = parts[kind][0] if kind in parts else name
     where = ""
-    if frame is not None:
+    if frame := _user_frame(error):
         file, line, function = frame
-        where = f" {file}, line {line}:" if Path(file).is_file() else f" {function}, line {line}:"
+        where = f" {file if Path(file).is_file() else function}, line {line}:"
     message = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
-    return UserCodeError(f"{kind} {name!r}: {when}:{where} {type(error).__name__}: {message}")
+    return UserCodeError(f"{component}: {when}:{where} {type(error).__name__}: {message}")
+
+
+@contextmanager
+def user_code_errors(component: str, when: str) -> Iterator[None]:
+    """Turn every error of the block into one line, as `user_code_error`; a `UserError` stays."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise user_code_error(error, component, when) from error
 
 
 def has_user_frame(error: BaseException) -> bool:
@@ -414,16 +569,3 @@ def _user_frame(error: BaseException) -> tuple[str, int | None, str] | None:
         return error.filename, error.lineno, ""
     frames = traceback.extract_tb(error.__traceback__)
     return next(((f.filename, f.lineno, f.name) for f in reversed(frames) if not is_installed(f.filename)), None)
-
-
-def _file_of(kind: Kind, name: str, code: str | None) -> str | None:
-    """Return the file name in tracebacks of the code of a component."""
-    if is_file_code(name):
-        return name.rpartition(":")[0]
-    component = find_component(kind, name, code)
-    value = next(iter(NORMS[name].layers.values()), None) if component is None and name in NORMS else None
-    value = component.load() if component is not None else value
-    parts = (
-        [value] if isinstance(value, FunctionType) else vars(value if isinstance(value, type) else type(value)).values()
-    )
-    return next((part.__code__.co_filename for part in parts if isinstance(part, FunctionType)), None)

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.defaults import resolved_settings, stream_name
 from contnorm.bench.config.schema import RunConfig, StreamConfig, flatten_settings
-from contnorm.bench.metrics.task_scores import TaskScores
+from contnorm.bench.metrics import TaskScores
 from contnorm.errors import UserError, import_library, unknown
 
 __all__ = [

@@ -37,9 +37,8 @@ from pydantic import (
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.defaults import resolved_settings
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.metrics.accuracy_matrix import SCORES, AccuracyMatrix, score
-from contnorm.bench.metrics.multilabel import LABEL_SCORES, LabelMatrix, label_score
-from contnorm.bench.metrics.task_scores import rows_of
+from contnorm.bench.label_metrics import LABEL_SCORES, LabelMatrix, label_score, rows_of
+from contnorm.bench.metrics import SCORES, AccuracyMatrix, score
 from contnorm.bench.selection import IDENTITY, conditions_of, setting_keys
 from contnorm.errors import UserError, unknown
 

@@ -35,7 +35,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from contnorm.bench.metrics.accuracy_matrix import SCORE_TITLES
+from contnorm.bench.metrics import SCORE_TITLES
 from contnorm.bench.stats import (
     FEWEST_SEEDS,
     POWER,

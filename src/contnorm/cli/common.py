@@ -15,8 +15,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from contnorm.bench.hardware_queues import request_hardware_queues
-
 __all__ = [
     "DEVICE_HELP",
     "MAX_STEPS_HELP",
@@ -112,7 +110,6 @@ def importing_torch(device: str | None = None, in_workers: bool = False) -> Iter
         yield
         return
     if device is not None and device.startswith("cuda"):
-        request_hardware_queues()
         index = None if in_workers else _index_of(device)
         threading.Thread(target=_initialize_gpu, args=(index,), name="contnorm-cuda", daemon=True).start()
     gc.disable()

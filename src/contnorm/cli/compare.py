@@ -29,8 +29,8 @@ from contnorm.bench.comparison import (
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import not_comparable
-from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES, LabelMatrix, label_score
+from contnorm.bench.label_metrics import LABEL_SCORES, LabelMatrix, label_score
+from contnorm.bench.metrics import MAIN_SCORES
 from contnorm.bench.records import Record, Runs, Store, group_by_run, spread_over_seeds
 from contnorm.bench.selection import has_operator, parse_selection, setting_keys, value_of
 from contnorm.bench.sequential import MARGIN, Verdict, score_title

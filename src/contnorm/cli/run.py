@@ -152,7 +152,4 @@ def resume(
         records = bench.resume(folder or runs, root=data_root, console=console, **options)
     except bench.RunInterrupted as stopped:
         raise typer.Exit(128 + stopped.signal) from None
-    except bench.ResumeError as error:
-        show_scores(error.records, console)
-        raise
     show_scores(records, console)

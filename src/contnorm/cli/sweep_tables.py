@@ -51,7 +51,7 @@ def show_result(
     progress = Console(stderr=True) if as_json else console
     try:
         result, code = run(progress), 0
-    except bench.SweepInterrupted as stopped:
+    except bench.RunInterrupted as stopped:
         result, code = stopped.result, 128 + stopped.signal
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))

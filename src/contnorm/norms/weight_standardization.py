@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm.checks import check_eps
-from contnorm.kernels.side_stream import Convolution
+from contnorm.kernels.convolution import Convolution
 from contnorm.norms.group import GroupNormBase
 
 
@@ -39,7 +39,7 @@ def standardized_weight(weight: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 class _Standardized:
-    """The forward pass of the classes below. Its weight gradient is part of autograd, and not on a side stream."""
+    """The forward pass of the classes below."""
 
     weight_eps: float
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from contnorm.bench.config.defaults import frozen_label
 from contnorm.bench.config.schema import PRECISIONS, RunConfig, merge_settings
-from contnorm.bench.metrics.accuracy_matrix import acc_so_far, score
-from contnorm.bench.metrics.multilabel import LABEL_SCORES, label_score
+from contnorm.bench.metrics import acc_so_far, score
+from contnorm.bench.label_metrics import LABEL_SCORES, label_score
 from contnorm.bench.records import DIVERGED, Record, Runs
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown

@@ -20,8 +20,8 @@ from contnorm.bench.components import is_user_code
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import from_dict, show_value
 from contnorm.bench.config.sources import parse_toml, read_toml_text, refuse_code
-from contnorm.bench.metrics.accuracy_matrix import SCORE_TITLES, SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.metrics import SCORE_TITLES, SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.strategies.registry import STRATEGIES
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import RUNS, PublishedNumber, PublishedRow

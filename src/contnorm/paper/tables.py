@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.config.schema import TrainConfig
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
-from contnorm.bench.metrics.accuracy_matrix import SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.paper.cells import MeasuredCell, Numerics, numerics_of
 from contnorm.paper.published import PublishedComparison, PublishedNumber, compare_published

@@ -11,8 +11,8 @@ from contnorm.bench.config.defaults import changed, run_names, varying
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
 from contnorm.bench.data.dataset import GROUPS
-from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, AccuracyMatrix, score
-from contnorm.bench.metrics.multilabel import LabelMatrix, label_score, mean_ap
+from contnorm.bench.label_metrics import LabelMatrix, label_score, mean_ap
+from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix, score
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import FIRST_SEED
 from contnorm.bench.streams.tasks import STREAMS

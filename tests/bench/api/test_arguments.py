@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
@@ -135,7 +135,7 @@ def test_one_tag_for_a_network_and_a_strategy(stream: bench.Stream, tmp_path: Pa
 
 def test_result_can_be_pickled_and_copied(stream: bench.Stream) -> None:
     result = bench.run(stream, model=lambda shape, outputs: small_net(shape, outputs), settings=FAST, keep_weights=True)
-    for again in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
+    for again in (cloudpickle.loads(cloudpickle.dumps(result)), copy.deepcopy(result)):
         assert np.array_equal(again.accuracy, result.accuracy, equal_nan=True)
         assert torch.equal(again.models()[0][0].weight, result.models()[0][0].weight)
 

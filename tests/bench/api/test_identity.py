@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from contnorm import bench
-from contnorm.bench.identity import identify
+from contnorm.bench.components import identify
 from contnorm.errors import UserCodeError, UserError
 
 FAST: dict[str, Any] = {"train.max_steps": 2}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from contnorm import bench
 from contnorm.bench.api import sweep as sweeps
 from contnorm.bench.api.sweep import Sweep, SweepGrid
+from contnorm.bench.api.sweep_result import Trial
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.grid import LineSearch
 from contnorm.errors import UserError
@@ -107,11 +108,11 @@ def test_nothing_is_chosen_if_every_setting_diverges(stream: bench.Stream) -> No
 
 
 def test_one_diverged_seed_excludes_a_setting() -> None:
-    good = bench.Trial({"norm": "bn", "lr": 0.1}, {}, (0, 1), scores={0: 50.0, 1: 52.0})
-    half = bench.Trial({"norm": "bn", "lr": 0.3}, {}, (0, 1), scores={0: 99.0}, diverged={1: "nan"})
-    missing = bench.Trial({"norm": "cn", "lr": 0.3}, {}, (0, 1), scores={0: 99.0})
-    done = bench.Trial({"norm": "cn", "lr": 0.1}, {}, (0, 1), scores={0: 40.0, 1: 40.0})
-    tie = bench.Trial({"norm": "bn", "lr": 0.01}, {}, (0, 1), scores={0: 51.0, 1: 51.0})
+    good = Trial({"norm": "bn", "lr": 0.1}, {}, (0, 1), scores={0: 50.0, 1: 52.0})
+    half = Trial({"norm": "bn", "lr": 0.3}, {}, (0, 1), scores={0: 99.0}, diverged={1: "nan"})
+    missing = Trial({"norm": "cn", "lr": 0.3}, {}, (0, 1), scores={0: 99.0})
+    done = Trial({"norm": "cn", "lr": 0.1}, {}, (0, 1), scores={0: 40.0, 1: 40.0})
+    tie = Trial({"norm": "bn", "lr": 0.01}, {}, (0, 1), scores={0: 51.0, 1: 51.0})
     trials = [good, half, missing, done]
     result = bench.SweepResult(trials, ("norm", "lr"), "s", "acc", (0, 1), "test samples", "")
     assert result.best == {"bn": good} and not result.complete, "the missing run of cn may be the best"
@@ -177,7 +178,7 @@ def interrupted_in_run(number: int) -> Iterator[None]:
 def test_interrupted_sweep_keeps_its_runs_and_continues(stream: bench.Stream, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"norm": ["bn", "cn"], "lr": [0.03, 0.1], "settings": NET, "seeds": 2}
     whole = bench.sweep(stream, **arguments)
-    with interrupted_in_run(6), pytest.raises(bench.SweepInterrupted, match="runs unfinished") as stopped:
+    with interrupted_in_run(6), pytest.raises(bench.RunInterrupted, match="runs unfinished") as stopped:
         bench.sweep(stream, **arguments, runs=tmp_path)
     partial = stopped.value.result
     assert stopped.value.signal == signal.SIGINT and isinstance(stopped.value, KeyboardInterrupt)
@@ -195,7 +196,7 @@ def test_interrupted_search_continues_with_the_same_values(validated: bench.Stre
     arguments: dict[str, Any] = {"norm": ["bn", "none"], "lr": [0.001, 0.01], "settings": NET, "seeds": 1, "lanes": 1}
     whole = bench.tune(validated, **arguments)
     assert len(whole.trials) > 4, "the grid is extended"
-    with interrupted_in_run(5), pytest.raises(bench.SweepInterrupted) as stopped:
+    with interrupted_in_run(5), pytest.raises(bench.RunInterrupted) as stopped:
         bench.tune(validated, **arguments, runs=tmp_path)
     assert sum(len(trial.scores) for trial in stopped.value.result.trials) == 4
     resumed = bench.tune(validated, **arguments, runs=tmp_path)
@@ -317,7 +318,7 @@ def test_live_table_has_the_best_settings_if_the_terminal_is_low(stream: bench.S
     grid = SweepGrid.of(None, None, {"lr": list(range(1, 101)), "progress": Console(height=24)})
     session = Sweep(stream, grid, [0], False, None)
     session.result.trials += [
-        bench.Trial({"norm": "bn", "lr": lr}, {}, (0,), scores={0: float(lr)} if lr < 90 else {}) for lr in range(100)
+        Trial({"norm": "bn", "lr": lr}, {}, (0,), scores={0: float(lr)} if lr < 90 else {}) for lr in range(100)
     ]
     out = Console(file=io.StringIO(), width=80)
     out.print(session)

@@ -1,4 +1,4 @@
-"""Listings of COCOseq, NUS-WIDEseq and CSV tables."""
+"""Multi-label data sets: listings of COCOseq, NUS-WIDEseq and CSV tables, and their builds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from contnorm.bench.data import multilabel
-from contnorm.bench.data.dataset import SPLITS
-from contnorm.bench.data.multilabel import Listing, list_cocoseq, list_csv, list_nus_wideseq, published_stream
+from contnorm.bench.data.dataset import SPLITS, MultiLabelSource
+from contnorm.bench.data.multilabel import (
+    Listing,
+    Picture,
+    build,
+    list_cocoseq,
+    list_csv,
+    list_nus_wideseq,
+    published_stream,
+)
+from contnorm.bench.data.pictures import read_picture
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.data.store import MANIFEST
 from contnorm.errors import UserError
-from tests.datasets import DROPPED, small_coco, small_nus_wide, write_json
+from tests.datasets import DROPPED, real_data, small_coco, small_nus_wide
 
 COCO, NUS = published_stream("cocoseq"), published_stream("nus-wideseq")
 
@@ -68,24 +81,6 @@ def test_missing_picture_is_counted_by_task_and_class(tmp_path: Path) -> None:
     assert [picture.id for picture in gone] == [17] and len(listed.pictures("train")) == 11
     count = listed.count(gone)
     assert count["by_task"] == [0, 1, 0, 0] and sum(count["by_class"].values()) == len(gone[0].labels) > 0
-
-
-def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
-    small_coco(tmp_path / "coco")
-    with pytest.raises(UserError, match="has no train_task0_id_coco"):
-        coco(tmp_path / "coco", tmp_path)
-    (tmp_path / "coco" / "annotations" / "instances_val2014.json").unlink()
-    with pytest.raises(UserError, match="has no annotations in instances_train2014"):
-        coco(tmp_path / "coco")
-    with pytest.raises(UserError, match=r"--coco .*has no annotations"):
-        coco(tmp_path)
-    small_nus_wide(tmp_path / "nus")
-    (tmp_path / "nus" / "TrainTestLabels" / "Labels_sky_Test.txt").write_text("1\n0\n")
-    with pytest.raises(UserError, match=r"Labels_sky_Test\.txt does not have one line for each image"):
-        nus(tmp_path / "nus")
-    (tmp_path / "nus" / "ImageList" / "TestImagelist.txt").unlink()
-    with pytest.raises(UserError, match=r"has none of ImageList/TestImagelist\.txt"):
-        nus(tmp_path / "nus")
 
 
 def test_task_lists_are_compared_by_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,17 +176,12 @@ def test_csv_groups_count_train_pictures(tmp_path: Path) -> None:
         ("image,split,task,sky\na.jpg,valid,0,1\n", "split is 'valid'"),
         ("image,split,task,sky\na.jpg,train,0,x\n", "must have 0 and 1 only: sky"),
         # Without its last cell, a picture would silently count as one without labels.
-        ("image,split,task,labels\na.jpg,test,0,sea\na.jpg,train,0\n", "has 3 cells, and the first line has 4"),
+        ("image,split,task,labels\na.jpg,test,0,sea\na.jpg,train,0\n", "has not as many cells as the first line"),
     ],
 )
 def test_invalid_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         own(tmp_path, text)
-
-
-def test_csv_unicode_forms_are_one_class(tmp_path: Path) -> None:
-    listed = own(tmp_path, "image,split,task,labels\na.jpg,train,0,caf\u00e9\na.jpg,test,0,cafe\u0301\n")
-    assert listed.class_names == ("caf\u00e9",)
 
 
 def test_task_lists_are_downloaded_if_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,4 +196,174 @@ def test_task_lists_are_downloaded_if_there_are_none(tmp_path: Path, monkeypatch
     monkeypatch.setattr(multilabel, "fetch", download)
     assert len(list_cocoseq(tmp_path / "coco", None, tmp_path / "out", "mirror").train) == 12
     assert addresses == ["mirror"]
-    write_json(tmp_path / "coco" / "ids" / "x.json", [])
+
+
+# Builds
+
+
+SIDE = 8
+
+
+def few(folder: Path, train: int = 7, test: int = 3) -> Listing:
+    """Images of noise in two tasks, with two classes."""
+    chance = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = []
+    for i in range(train + test):
+        path = folder / f"{i}.png"
+        Image.fromarray(chance.integers(0, 256, size=(11, 9, 3), dtype=np.uint8)).save(path)
+        listed.append(Picture(path.name, path, int(train // 2 <= i < train), (i % 2,)))
+    return Listing("few", ("a", "b"), ("minority",) * 2, ("0", "1"), tuple(listed[:train]), tuple(listed[train:]))
+
+
+def without(listed: Listing, *gone: str) -> Listing:
+    def changed(picture: Picture) -> Picture:
+        return replace(picture, path=None) if picture.id in gone else picture
+
+    return replace(listed, train=tuple(map(changed, listed.train)), test=tuple(map(changed, listed.test)))
+
+
+def load(out: Path) -> MultiLabelSource:
+    source = load_source(str(out), Path("nowhere"))
+    assert isinstance(source, MultiLabelSource)
+    return source
+
+
+def load_built(listed: Listing, out: Path) -> MultiLabelSource:
+    build(listed, out, SIDE)
+    return load(out)
+
+
+def test_read_picture_returns_uint8_squares(tmp_path: Path) -> None:
+    wide = np.random.default_rng(0).integers(0, 256, size=(20, 50, 3), dtype=np.uint8)
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    Image.fromarray(wide[:, :, 0]).save(tmp_path / "grey.png")
+    one_by_one = [
+        np.asarray(Image.fromarray(wide[:, :, c]).resize((16, 16), Image.Resampling.BICUBIC)) for c in range(3)
+    ]
+    np.testing.assert_array_equal(read_picture(tmp_path / "wide.png", 16, "bicubic")[0], np.stack(one_by_one))
+    np.testing.assert_array_equal(read_picture(tmp_path / "grey.png", 16, "bicubic")[0], np.stack([one_by_one[0]] * 3))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM"])
+def test_read_picture_accepts_usual_formats(tmp_path: Path, kind: str) -> None:
+    Image.new("RGB", (11, 9), (200, 0, 0)).save(tmp_path / "a", format=kind)
+    assert abs(int(read_picture(tmp_path / "a", SIDE, "bicubic")[0][0].mean()) - 200) < 5
+
+
+def test_read_picture_refuses_what_it_would_misread_or_execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(np.linspace(0, 60000, 20 * 30).reshape(20, 30).astype(np.uint16)).save(tmp_path / "deep.tif")
+    with pytest.raises(UserError, match=r"deep\.tif: .*more than 8 bits per value"):
+        read_picture(tmp_path / "deep.tif", SIDE, "bicubic")
+
+    def started(*command: object, **options: object) -> None:
+        raise AssertionError(f"a program was started: {command}")
+
+    Image.new("RGB", (11, 9)).save(tmp_path / "hidden.png", format="EPS")
+    monkeypatch.setattr("subprocess.Popen", started)
+    with pytest.raises(UserError, match=r"hidden\.png: cannot be read as a picture of JPEG, PNG"):
+        read_picture(tmp_path / "hidden.png", SIDE, "bicubic")
+
+
+def test_build_equals_listing(tmp_path: Path) -> None:
+    listed = few(tmp_path / "pictures")
+    reports: list[tuple[int, int]] = []
+    manifest = build(listed, tmp_path / "few", SIDE, progress=lambda _, *count: reports.append(count))
+    source = load(tmp_path / "few")
+    assert source.fingerprint == manifest["fingerprint"] and manifest["about"]["complete"]
+    assert source.train_labels.tolist() == [[1, 0], [0, 1]] * 3 + [[1, 0]]
+    assert source.train_task.tolist() == [0, 0, 0, 1, 1, 1, 1] and source.class_names == ("a", "b")
+    for picture, image in zip(listed.test, source.test_images, strict=True):
+        assert picture.path is not None
+        np.testing.assert_array_equal(image, read_picture(picture.path, SIDE, "bicubic")[0])
+    assert reports[0] == (0, 10) and reports[-1] == (10, 10)
+    assert manifest["about"]["images"]["train"]["by_class"] == {"a": 4, "b": 3}
+    assert manifest["about"]["images"]["train"]["by_task"] == [3, 4]
+
+
+def test_fingerprint_is_that_of_pixels_and_labels(tmp_path: Path) -> None:
+    listed = few(tmp_path / "pictures", 70)
+    source = load_built(listed, tmp_path / "1")
+    digest = hashlib.sha256(json.dumps([["a", "b"], ["minority", "minority"]]).encode())
+    for images, labels, task in (
+        (source.train_images, source.train_labels, source.train_task),
+        (source.test_images, source.test_labels, source.test_task),
+    ):
+        for start in range(0, len(images), 64):
+            digest.update(hashlib.sha256(images[start : start + 64].tobytes()).hexdigest().encode())
+        digest.update(labels.tobytes() + task.tobytes())
+    assert source.fingerprint == digest.hexdigest()[:16]
+    relabelled = replace(listed, train=(replace(listed.train[0], labels=(0, 1)), *listed.train[1:]))
+    assert load_built(relabelled, tmp_path / "2").fingerprint != source.fingerprint
+
+
+def test_repeated_build_changes_nothing(tmp_path: Path) -> None:
+    listed = few(tmp_path / "pictures")
+    first = build(listed, tmp_path / "few", SIDE)
+    written = (tmp_path / "few" / MANIFEST).stat().st_mtime_ns
+    assert build(listed, tmp_path / "few", SIDE) == first
+    assert (tmp_path / "few" / MANIFEST).stat().st_mtime_ns == written
+    for other, side in ((listed, 16), (replace(listed, test=listed.test[:2]), SIDE)):
+        with pytest.raises(UserError, match=r"few: contains another data set\. Delete it, .*--out"):
+            build(other, tmp_path / "few", side)
+
+
+def test_stopped_or_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    listed = few(tmp_path / "pictures")
+
+    def stop(_: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(listed, tmp_path / "few", SIDE, progress=stop)
+    for number in (0, 5):
+        (tmp_path / "pictures" / f"{number}.png").write_bytes(b"not a picture at all")
+    with pytest.raises(UserError, match=r"0\.png: cannot be read .*5\.png: cannot be read .*Replace or remove them"):
+        build(listed, tmp_path / "few", SIDE)
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+def test_missing_pictures_are_refused_or_recorded(tmp_path: Path) -> None:
+    listed = few(tmp_path / "pictures")
+    lacking = without(listed, "1.png", "3.png", "8.png")
+    with pytest.raises(UserError, match=r"3 of 10 pictures are missing, such as 1\.png, 3\.png, 8\.png\. .*--allow"):
+        build(lacking, tmp_path / "few", SIDE)
+    assert not (tmp_path / "few").exists()
+    about = build(lacking, tmp_path / "few", SIDE, allow_missing=True)["about"]
+    assert about["complete"] is False and about["missing_pictures"]["test"] == [["8.png", 0]]
+    counts = {"images": 2, "unlabelled": 0, "by_task": [1, 1], "by_class": {"a": 0, "b": 2}}
+    assert about["missing"]["train"] == counts
+    assert len(load(tmp_path / "few").train_images) == 5 and load(tmp_path / "few").missing_images == 3
+    # Pictures that are added later make a larger data set, the same as a fresh build.
+    assert build(listed, tmp_path / "few", SIDE) == build(listed, tmp_path / "fresh", SIDE)
+    with pytest.raises(UserError, match="task 1 has no train pictures"):
+        build(without(listed, "3.png", "4.png", "5.png", "6.png"), tmp_path / "x", SIDE, allow_missing=True)
+
+
+@pytest.mark.parametrize("where", ["train", "test"])
+def test_duplicate_picture_is_refused(tmp_path: Path, where: str) -> None:
+    listed = few(tmp_path / "pictures")
+    again = {"train": (*listed.train, replace(listed.train[1], labels=(0, 1))), "test": (*listed.test, listed.train[1])}
+    twice = replace(listed, **{where: again[where]})
+    with pytest.raises(UserError, match=r"1\.png is listed 2 times"):
+        build(twice, tmp_path / "few", SIDE)
+    published = build(replace(twice, as_published=True), tmp_path / "few", SIDE)  # the published lists as they are
+    assert published["about"]["complete"]
+
+
+def test_build_of_real_cocoseq_mini(tmp_path: Path) -> None:
+    mini = real_data("cocoseq-mini/instances.json") / "cocoseq-mini"
+    listed = list_cocoseq(mini, None, tmp_path)
+    assert len(listed.train) == 1200 and len(listed.test) == 320 and not listed.as_published
+    some = replace(listed, train=listed.train[::60], test=listed.test[::40])
+    build(some, tmp_path / "cocoseq", 256)
+    source = load(tmp_path / "cocoseq")
+    raw = json.loads((mini / "instances.json").read_text())
+    name_of = {category["id"]: category["name"] for category in raw["categories"]}
+    for row, picture in enumerate(some.train):
+        kinds = {name_of[entry["category_id"]] for entry in raw["annotations"] if entry["image_id"] == picture.id}
+        kept = [published_stream("cocoseq").class_names[column] for column in np.flatnonzero(source.train_labels[row])]
+        assert set(kept) == kinds & set(published_stream("cocoseq").class_names)
+        with Image.open(mini / "images" / f"{picture.id:012d}.jpg") as image:  # 256x256 already: nothing to resize
+            plain = np.asarray(image.convert("RGB"))
+        np.testing.assert_array_equal(source.train_images[row], plain.transpose(2, 0, 1))

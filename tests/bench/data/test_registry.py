@@ -1,12 +1,20 @@
-"""Published data sets: layouts, published counts, and the decoded copies."""
+"""Published data sets: file formats, layouts, published counts, decoded copies, and downloads from a local server."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import os
-import signal
-import subprocess
-import sys
+import pickle
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +22,85 @@ from PIL import Image
 
 from contnorm.bench.config.schema import StreamConfig
 from contnorm.bench.data import registry
-from contnorm.bench.data.image_folders import MINI_WNIDS
-from contnorm.bench.data.registry import ALLOW_MISSING, SOURCES, PublishedCounts, check_counts, load_source
+from contnorm.bench.data.formats import MINI_WNIDS, read_cifar_binary, read_cifar_pickle, read_idx
+from contnorm.bench.data.registry import (
+    ALLOW_MISSING,
+    SOURCES,
+    Fetchable,
+    PublishedCounts,
+    check_counts,
+    fetch,
+    load_source,
+)
 from contnorm.bench.streams.tasks import build_stream
 from contnorm.errors import UserError
 from tests.datasets import (
+    python2_batch,
     real_data,
     small_cifar10,
     small_cifar100,
     small_mini_imagenet,
     small_mnist,
     small_tiny_imagenet,
+    write_idx,
     write_mini_lists,
 )
+
+IMAGES = np.arange(2 * 3072, dtype=np.uint32).astype(np.uint8).reshape(2, 3072)
+
+
+def read(tmp_path: Path, content: bytes, labels: str = "labels") -> tuple[np.ndarray, np.ndarray]:
+    (tmp_path / "batch").write_bytes(content)
+    return read_cifar_pickle(tmp_path / "batch", labels)
+
+
+@pytest.mark.parametrize(("protocol", "order", "text_keys"), [(2, "C", False), (3, "F", True), (4, "F", False)])
+def test_cifar_pickle_of_every_protocol(tmp_path: Path, protocol: int, order: str, text_keys: bool) -> None:
+    images = np.asarray(IMAGES, order=order)  # type: ignore[call-overload]
+    batch: dict[Any, Any] = {b"batch_label": b"1", b"labels": [3, 7], b"data": images, b"filenames": [b"a.png"]}
+    if text_keys:
+        batch = {key.decode(): value for key, value in batch.items()}
+    data, labels = read(tmp_path, pickle.dumps(batch, protocol))
+    np.testing.assert_array_equal(data, IMAGES.reshape(2, 3, 32, 32))
+    assert labels.tolist() == [3, 7] and labels.dtype == np.int64
+
+
+def test_cifar_pickle_of_python_2(tmp_path: Path) -> None:
+    data, labels = read(tmp_path, python2_batch(IMAGES, [3, 200], "fine_labels"), "fine_labels")
+    np.testing.assert_array_equal(data, IMAGES.reshape(2, 3, 32, 32))
+    assert labels.tolist() == [3, 200]
+
+
+@pytest.mark.parametrize("function", [os.system, np.load])
+def test_pickle_with_code_is_not_executed(tmp_path: Path, function: object) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (function, (f"touch {tmp_path}/executed",))
+
+    with pytest.raises(pickle.UnpicklingError, match="is not data"):
+        read(tmp_path, pickle.dumps({b"data": Evil()}))
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_idx_file_is_read(tmp_path: Path, ending: str) -> None:
+    write_idx(tmp_path / f"a{ending}", IMAGES)
+    np.testing.assert_array_equal(read_idx(tmp_path / f"a{ending}"), IMAGES)
+    content = (gzip.decompress if ending else bytes)((tmp_path / f"a{ending}").read_bytes())
+    (tmp_path / "cut").write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="do not fit its shape"):
+        read_idx(tmp_path / "cut")
+
+
+def test_cifar_binary_is_read(tmp_path: Path) -> None:
+    records = np.concatenate([[[9, 3], [8, 4]], IMAGES], axis=1).astype(np.uint8)
+    (tmp_path / "a.bin").write_bytes(records.tobytes())
+    images, labels = read_cifar_binary(tmp_path / "a.bin", 2)
+    np.testing.assert_array_equal(images, IMAGES.reshape(2, 3, 32, 32))
+    assert labels.tolist() == [3, 4]
+
+
+# Layouts
 
 
 @pytest.mark.parametrize(("ending", "folder"), [("", "mnist"), (".gz", "mnist"), (".gz", "MNIST/raw")])
@@ -71,15 +145,6 @@ def test_damaged_files_are_named(tmp_path: Path, damage: bytes) -> None:
     with pytest.raises(UserError, match=r"mnist: mnist cannot be read \("):
         load_source("mnist", tmp_path)
     assert not list(tmp_path.rglob("*.npy"))
-
-
-def test_missing_data_set_names_its_layouts(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no cifar100 under .*cifar-100-python/train .*cifar-100-binary"):
-        load_source("cifar100", tmp_path)
-    with pytest.raises(UserError, match=r"no cocoseq under .*Build it with contnorm data cocoseq --coco DIR"):
-        load_source("cocoseq", tmp_path)
-    with pytest.raises(UserError, match=r"unknown data set 'cifar1000'\. Did you mean 'cifar100'"):
-        load_source("cifar1000", tmp_path)
 
 
 def picture(path: Path, side: int, level: int, mode: str = "RGB") -> None:
@@ -205,7 +270,7 @@ def test_pictures_are_decoded_once_per_change(tmp_path: Path, monkeypatch: pytes
         picture(path, 84, 50 * int(path.stem[-1]))
     first = load_source("mini-imagenet", tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(registry, "read_picture", None)
+        patched.setattr(registry, "decode_pictures", None)
         assert load_source("mini-imagenet", tmp_path).fingerprint == first.fingerprint
     write_mini_lists(tmp_path / "mini-imagenet", 3, {(i, 1 + i % 2) for i in range(100)})
     changed = load_source("mini-imagenet", tmp_path)
@@ -230,33 +295,92 @@ def test_unwritable_folder_uses_user_cache(tmp_path: Path, monkeypatch: pytest.M
     assert list((tmp_path / "cache").rglob("*.npy")) and not list((tmp_path / "data").rglob("*.npy"))
 
 
-INTERRUPTED = """
-import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process inherits that it is ignored
-from pathlib import Path
-from contnorm.bench.data import registry
-
-plain = registry.read_picture
-def slow(*given, **named):
-    time.sleep(0.01)
-    return plain(*given, **named)
-registry.read_picture = slow
-print("ready", flush=True)
-registry.load_source("mini-imagenet", Path(sys.argv[1]), progress=lambda what, done, total: print(done, flush=True))
-"""
+# Downloads
 
 
-@pytest.mark.slow
-def test_ctrl_c_during_decoding_leaves_no_copy(tmp_path: Path) -> None:
-    small_mini_imagenet(tmp_path, per_class=12)
-    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.strip() not in ("ready", "0"):
-                break
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-        process.wait(timeout=60)
-    assert process.returncode not in (0, None)
-    assert not list(tmp_path.rglob("*.npy"))
+BODY = bytes(range(256)) * 4000
+
+
+@dataclass
+class Server:
+    """Serves files, and remembers which were asked for."""
+
+    address: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.asked.append(self.path.lstrip("/"))
+            body = state.files.get(self.path.lstrip("/"))
+            if body is None:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        state.address = f"http://127.0.0.1:{http.server_port}"
+        threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+        yield state
+        http.shutdown()
+
+
+def md5(body: bytes) -> str:
+    return f"md5:{hashlib.md5(body).hexdigest()}"
+
+
+def archive(name: str, member: str = "set/in.bin") -> bytes:
+    content = io.BytesIO()
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(content, "w") as file:
+            file.writestr(member, BODY)
+    else:
+        with tarfile.open(fileobj=content, mode="w:gz") as file:
+            info = tarfile.TarInfo(member)
+            info.size = len(BODY)
+            file.addfile(info, io.BytesIO(BODY))
+    return content.getvalue()
+
+
+def test_file_is_downloaded_once_with_progress(server: Server, tmp_path: Path) -> None:
+    server.files["a.gz"] = BODY
+    reports: list[tuple[str, int, int]] = []
+    dataset = Fetchable("nowhere", {"a.gz": md5(BODY)}, folder="set")
+    fetch(dataset, tmp_path, server.address, lambda *report: reports.append(report))
+    assert (tmp_path / "set" / "a.gz").read_bytes() == BODY
+    assert reports[-1] == ("a.gz", len(BODY), len(BODY)) and len(reports) > 2
+    fetch(dataset, tmp_path, server.address)
+    assert server.asked == ["a.gz"], "what is there and right is not fetched again"
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+def test_archive_is_unpacked(server: Server, tmp_path: Path, name: str) -> None:
+    server.files[name] = archive(name)
+    fetch(Fetchable(server.address, {name: md5(server.files[name])}), tmp_path)
+    assert (tmp_path / "set" / "in.bin").read_bytes() == BODY
+
+
+@pytest.mark.parametrize("body", [b"other", None])
+def test_wrong_or_missing_file_is_not_kept(server: Server, tmp_path: Path, body: bytes | None) -> None:
+    server.files |= {} if body is None else {"a.gz": body}
+    with pytest.raises(UserError, match=r"a\.gz: download failed .*--base"):
+        fetch(Fetchable(server.address, {"a.gz": md5(BODY)}), tmp_path)
+    assert not (tmp_path / "a.gz").exists()
+
+
+def test_archive_is_not_unpacked_outside_its_folder(server: Server, tmp_path: Path) -> None:
+    server.files["a.tar.gz"] = archive("a.tar.gz", "../outside")
+    with pytest.raises(tarfile.FilterError):
+        fetch(Fetchable(server.address, {"a.tar.gz": md5(server.files["a.tar.gz"])}), tmp_path / "root")
+    assert not (tmp_path / "outside").exists()

@@ -6,6 +6,7 @@ On a GPU: the law that a seed's bits do not depend on the seeds beside it, with 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,25 @@ from torch import Tensor, nn
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, TrainConfig
-from contnorm.bench.data.registry import Source, load_source
-from contnorm.bench.engine import convolutions
-from contnorm.bench.engine.convolutions import choose_table
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import load_source
+from contnorm.bench.engine import trainer as trainer_module
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
 from contnorm.bench.engine.provenance import numerics, provenance
 from contnorm.bench.engine.run import Run
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
-from contnorm.kernels.side_stream import Convolution
-from contnorm.kernels.triton.convolution.launch import (
+from contnorm.kernels.convolution import (
     DIRECTIONS,
+    EMPTY,
+    Convolution,
+    ConvolutionTable,
     Geometry,
     Tiles,
     convolve,
     input_gradient,
     weight_gradient,
 )
-from contnorm.kernels.triton.convolution.table import EMPTY, ConvolutionTable
 from tests.datasets import small_cifar100
 
 CPU = torch.device("cpu")
@@ -82,16 +84,20 @@ def settings(root: Path, precision: str = "fp32", **train: Any) -> RunConfig:
     ids=str,
 )
 def test_table_depends_on_the_settings(
-    train: dict[str, Any], dtypes: set[str], monkeypatch: pytest.MonkeyPatch
+    train: dict[str, Any], dtypes: set[str], root: Path, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolutions, "table_for", lambda device: TABLE)
-    chosen = choose_table(TrainConfig(**train), Convolution(16, 16, 3), CPU)
-    assert {dtype for _, dtype, _ in chosen.entries} == dtypes
+    monkeypatch.setattr(trainer_module, "table_for", lambda device: TABLE)
+    trainer = Trainer(settings(root, **train), 0, source, CPU)
+    assert {dtype for _, dtype, _ in trainer.convolutions.entries} == dtypes
 
 
-def test_networks_without_convolutions_have_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolutions, "table_for", lambda device: TABLE)
-    assert choose_table(TrainConfig(precision="tf32"), nn.Linear(2, 2), CPU) == EMPTY
+def test_networks_without_convolutions_have_no_table(
+    root: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "table_for", lambda device: TABLE)
+    config = settings(root, "tf32")
+    config = replace(config, model=replace(config.model, name="mlp"))
+    assert Trainer(config, 0, source, CPU).convolutions == EMPTY
 
 
 def test_default_setting_keeps_the_identity_of_runs() -> None:
@@ -111,7 +117,7 @@ def saved(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def test_resumed_run_keeps_its_table(root: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = (Trainer(settings(root), 0, source, CPU) for _ in range(2))
-    monkeypatch.setattr(convolutions, "can_launch", lambda device: True)
+    monkeypatch.setattr(trainer_module, "can_launch", lambda device: True)
     old.convolutions = TABLE.only("float32")
     new.convolutions = TABLE.only("bfloat16")  # as if the package had another table by now
     new.load(*saved(old))
@@ -130,7 +136,7 @@ def test_checkpoint_without_a_table_resumes_with_cudnn(root: Path, source: Sourc
 def test_table_that_cannot_be_executed_is_refused(root: Path, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = (Trainer(settings(root), 0, source, CPU) for _ in range(2))
     old.convolutions = TABLE
-    monkeypatch.setattr(convolutions, "can_launch", lambda device: False)
+    monkeypatch.setattr(trainer_module, "can_launch", lambda device: False)
     with pytest.raises(UserError, match=f"{TABLE.digest}.*cpu"):
         new.load(*saved(old))
 

@@ -13,8 +13,8 @@ import torch
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.registry import Source, load_source
-from contnorm.bench.engine import cuda_graph
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.cuda_graph import SHORT, _GraphStepper
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import image_store
@@ -71,8 +71,7 @@ def stepper_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Trainer]], Any
 
             return SimpleNamespace(replay=replay)
 
-    monkeypatch.setattr(cuda_graph, "training_stream", lambda device: None)
-    monkeypatch.setattr(cuda_graph, "has_side_streams", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     return Stepper
 
 

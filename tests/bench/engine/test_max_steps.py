@@ -15,7 +15,7 @@ from contnorm.bench.engine import evaluate
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.metrics.accuracy_matrix import AccuracyMatrix
+from contnorm.bench.metrics import AccuracyMatrix
 from contnorm.bench.records import Store
 from contnorm.cli.show import show_matrices, show_scores
 from contnorm.report.report import collect_report

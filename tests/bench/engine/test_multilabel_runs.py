@@ -15,14 +15,13 @@ from torch import nn
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
-from contnorm.bench.data.multilabel import list_csv
-from contnorm.bench.data.multilabel_build import build
+from contnorm.bench.data.multilabel import build, list_csv
 from contnorm.bench.engine import evaluate
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.metrics.memory_stats import Census
-from contnorm.bench.metrics.multilabel import LabelStats
+from contnorm.bench.label_metrics import LabelStats
+from contnorm.bench.memory_stats import Census
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.bench.unfinished import unfinished_runs

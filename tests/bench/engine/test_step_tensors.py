@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from contnorm.bench.config.schema import from_dict
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.step_tensors import build_step_table, samples_of, stretch_end
 from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.plan import Step, make_plan

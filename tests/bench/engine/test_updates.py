@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from contnorm import bench
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.plan import Step
 from tests.bench.engine.stopped_runs import finish, same_state, train
 
 CPU, SEED, LR, ALPHA, BETA = torch.device("cpu"), 3, 0.05, 0.3, 0.7
@@ -93,7 +94,7 @@ class PlainLoop:
                 rows.append([self.correct(task) for task in range(len(rows) + 1)])
         return rows
 
-    def loss(self, step: bench.Step) -> tuple[Tensor, Tensor]:
+    def loss(self, step: Step) -> tuple[Tensor, Tensor]:
         parts = [step.stream, *(draw for draw in step.replay if len(draw))]
         if self.separate:
             outputs = [self.net(self.x[items]) for items in parts]

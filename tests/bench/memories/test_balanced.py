@@ -12,7 +12,7 @@ from scipy import stats
 
 from contnorm import bench
 from contnorm.bench.memories import NOT_STORED, BalancedReservoir, StreamInfo
-from contnorm.bench.metrics.memory_stats import take_census
+from contnorm.bench.memory_stats import take_census
 from contnorm.bench.plan import make_plan
 from contnorm.errors import UserError
 

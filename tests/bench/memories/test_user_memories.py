@@ -13,7 +13,7 @@ import torch
 from contnorm import bench
 from contnorm.bench.components import remove_component
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.metrics.memory_stats import take_census
+from contnorm.bench.memory_stats import take_census
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.errors import UserError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.build import build_model
 from contnorm.errors import UserError
-from contnorm.kernels.side_stream import SideStream, side_stream_gradients
 from contnorm.norms.weight_standardization import is_standardized
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 
@@ -106,23 +104,6 @@ def test_weight_standardization_keeps_keys_and_initial_weights() -> None:
     assert all(is_standardized(m) for m in standardized.modules() if isinstance(m, nn.Conv2d))
     custom = network("gn_ws", options=(("weight_eps", 0.01),))
     assert custom.conv.weight_eps == 0.01
-
-
-def test_gradients_on_a_side_stream_equal_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standardized weight is not the parameter, so its gradient belongs to autograd."""
-
-    class Stream:
-        def wait_stream(self, other: object) -> None: ...
-
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    results = []
-    for side in (None, SideStream(Stream())):
-        net = network("gn_ws")
-        with side_stream_gradients(side):
-            net(images()).square().sum().backward()
-        results.append([p.grad for p in net.parameters()])
-    assert all(torch.equal(a, b) and a.any() for a, b in zip(*results, strict=True))
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------

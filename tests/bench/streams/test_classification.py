@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from contnorm.bench.config.schema import StreamConfig
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.streams.tasks import STREAMS, TaskSequence, build_stream, find_stream
 from contnorm.bench.streams.transforms import DeviceStream, crop_and_flip
 from contnorm.errors import UserError

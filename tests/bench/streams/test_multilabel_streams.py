@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from contnorm.bench.config.schema import RunConfig, StreamConfig, from_dict, merge_settings
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.memories import NOT_STORED
-from contnorm.bench.metrics.memory_stats import take_census
+from contnorm.bench.memory_stats import take_census
 from contnorm.bench.plan import make_plan
 from contnorm.bench.streams.tasks import STREAMS, Items, TaskSequence, build_stream
 from contnorm.errors import UserError

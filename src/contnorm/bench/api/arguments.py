@@ -10,12 +10,11 @@ import numpy as np
 from torch import nn
 
 from contnorm.bench.api.stream import Stream
-from contnorm.bench.components import Component, Kind
+from contnorm.bench.components import Component, Kind, identify
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import flatten_settings
 from contnorm.bench.config.sources import RUN_ARGUMENTS, with_setting
 from contnorm.bench.engine.run import Run
-from contnorm.bench.identity import identify
 from contnorm.bench.memories import Memory
 from contnorm.bench.models.user_norms import built_in_name
 from contnorm.bench.strategies.base import Strategy
@@ -68,7 +67,7 @@ def resolve_run(stream: Stream, arguments: Mapping[str, Any], recorded: bool) ->
             give(f"{argument}={type(value).__name__}(...)", own_key, own_value)
         if key not in settings:
             _check_object(argument, value)
-            found = identify(value, cast(Kind, argument), arguments.get("tag"), recorded)
+            found = identify(value, cast(Kind, argument), arguments.get("tag"), recorded, _definition(value))
             give(argument, key, found.name)
             if found.code is not None:
                 give(argument, f"{key.partition('.')[0]}.code", found.code)
@@ -93,6 +92,19 @@ def _settings_of(value: object, key: str, base: type | None) -> dict[str, Any]:
     built_in = kind.__module__.startswith("contnorm.bench.")
     settings = {key: getattr(value, "name", "")} if isinstance(value, type) else getattr(value, "overrides", {})
     return {k: v for k, v in settings.items() if k != key or (built_in and v)}
+
+
+def _definition(value: object) -> object:
+    """Return what identifies an object: of a strategy or memory its class, with attributes that are no settings."""
+    if not isinstance(value, Strategy | Memory):
+        return value
+    base = next(cls for cls in type(value).__mro__ if cls.__module__.startswith("contnorm."))
+    fresh: object = base(1) if issubclass(base, Memory) else base()
+    own = {name: part for name, part in vars(value).items() if name not in vars(fresh)}
+    if isinstance(value, Strategy):
+        own |= dict(value.named_children()) | dict(value.named_parameters(recurse=False))
+        own |= dict(value.named_buffers(recurse=False))
+    return (type(value), own) if own else type(value)
 
 
 def _check_object(argument: str, value: Any) -> None:

@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.data.arrays import array_source, read_npz
+from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
 from contnorm.bench.data.dataset import Progress
-from contnorm.bench.data.fetch import FETCHABLE, fetch
-from contnorm.bench.data.image_folders import read_class_folders
-from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, Listing, list_cocoseq, list_csv, list_nus_wideseq
-from contnorm.bench.data.multilabel_build import build
-from contnorm.bench.data.registry import SOURCES, data_root
+from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, Listing, build, list_cocoseq, list_csv, list_nus_wideseq
+from contnorm.bench.data.registry import FETCHABLE, SOURCES, data_root, fetch
 from contnorm.bench.data.store import new_folder, save_source
 from contnorm.bench.streams.tasks import ALIASES, STREAMS
 from contnorm.errors import UserError, unknown
@@ -125,7 +122,7 @@ def build_dataset(
     progress: Progress = lambda *_: None,
     on_listing: Callable[[Listing], None] = lambda _: None,
 ) -> Path:
-    """Build a multi-label data set, or resume a partial build. One that is already built is not changed.
+    """Build a multi-label data set. One that is already built is not changed.
 
     Args:
         name: Name of the data set: ``cocoseq`` with ``coco``, ``nus-wideseq`` with ``nus``, or a new name with ``csv``.
@@ -146,9 +143,6 @@ def build_dataset(
 
     Returns:
         The folder of the data set.
-
-    Raises:
-        KeyboardInterrupt: After Ctrl-C. Decoded pictures are kept, and the same call resumes the build.
 
     Example:
         >>> build_dataset("my data", csv="labels.csv")

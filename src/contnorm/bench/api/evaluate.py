@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,7 +12,7 @@ from contnorm.bench.strategies.base import OutputMask
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError
 
-__all__ = ["accuracy_matrix", "evaluate"]
+__all__ = ["evaluate"]
 
 
 def evaluate(
@@ -66,28 +64,3 @@ def evaluate(
     finally:
         model.train(was_training)
     return (100 * correct / total)[:tasks]
-
-
-def accuracy_matrix(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """Stack the accuracies after each task to a matrix for `contnorm.bench.metrics`.
-
-    Args:
-        rows: Row i has the accuracies after task i, on at least the first i + 1 tasks, in percent.
-
-    Returns:
-        A square array; NaN where a row has no value.
-
-    Example:
-        >>> accuracy_matrix([[90.0], [70.0, 80.0]])
-        array([[90., nan],
-               [70., 80.]])
-    """
-    tasks = len(rows)
-    matrix = np.full((tasks, tasks), np.nan)
-    for i, row in enumerate(rows):
-        values = np.asarray(row, dtype=np.float64)
-        if values.ndim != 1 or not i < len(values) <= tasks:
-            count = f"{i + 1} to {tasks}" if i + 1 < tasks else str(tasks)
-            raise UserError(f"row {i} has shape {values.shape}. Give {count} accuracies after task {i}.")
-        matrix[i, : len(values)] = values
-    return matrix

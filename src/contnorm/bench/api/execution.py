@@ -17,19 +17,18 @@ from rich.console import Console
 from contnorm.bench.api.progress import RunMonitor, RunProgress
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs, restored_random_state
 from contnorm.bench.components import own_code
-from contnorm.bench.data.progress import load_with_progress
-from contnorm.bench.data.registry import data_root, digits_notice
+from contnorm.bench.data.registry import data_root, digits_notice, load_with_progress
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, Run, RunOptions
-from contnorm.bench.metrics.task_scores import rows_of
+from contnorm.bench.label_metrics import rows_of
 from contnorm.bench.records import Record, Store
 from contnorm.bench.signals import StopSignals
 from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
 from contnorm.errors import UserError
 
-__all__ = ["OnTaskDone", "Outcome", "ResumeError", "RunInterrupted", "StopRun", "resume", "run_missing", "run_runs"]
+__all__ = ["OnTaskDone", "Outcome", "RunInterrupted", "StopRun", "resume", "run_missing", "run_runs"]
 
 log = logging.getLogger("contnorm")
 
@@ -43,6 +42,7 @@ class RunInterrupted(KeyboardInterrupt):
 
     Attributes:
         signal: Number of the signal.
+        result: What has finished: the `SweepResult` of a sweep, otherwise None.
 
     Example:
         >>> stopped = RunInterrupted("stopped after saving.", signal.SIGTERM)
@@ -60,6 +60,7 @@ class RunInterrupted(KeyboardInterrupt):
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.signal = number
+        self.result: Any = None
 
 
 class StopRun(Exception):  # noqa: N818 - a request, as StopIteration is
@@ -188,8 +189,7 @@ def _decode(name: str, options: RunOptions, progress: RunProgress) -> None:
     """Decode a data set with a progress bar, if it was not decoded before."""
     is_in_memory = "@" in name and find_stored(name, options.data_root) is None  # or made by a plugin
     if name not in options.sources and not is_in_memory:
-        missing = options.allow_missing
-        load_with_progress(name, options.data_root, progress.console, allow_missing=missing, bars=progress.bars)
+        load_with_progress(name, options.data_root, progress.bars, options.allow_missing)
 
 
 def _call(event: Event, call: OnTaskDone, runs: Sequence[Run], options: RunOptions, outcome: Outcome) -> None:
@@ -249,18 +249,6 @@ def run_missing(runs: Sequence[Run], options: RunOptions, console: Console | Non
         return
     print_data_notices(todo, options.data_root)
     run_runs(todo, options, console, quiet=True)
-
-
-class ResumeError(UserError):
-    """Some runs could not be resumed.
-
-    Attributes:
-        records: The records of the runs that were resumed and finished.
-    """
-
-    def __init__(self, message: str, records: list[Record]) -> None:
-        super().__init__(message)
-        self.records = records
 
 
 def resume(
@@ -329,5 +317,5 @@ def resume(
         store = Store(runs)
         records += [store.load_run(run.config, run.seed) for run in stopped_runs if store.has(run.config, run.seed)]
     if problems:
-        raise ResumeError(" ".join(problems), records)
+        raise UserError(" ".join(problems))
     return records

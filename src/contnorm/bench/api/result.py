@@ -8,9 +8,8 @@ import io
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import compare_figure, figure
-from contnorm.bench.metrics.accuracy_matrix import MAIN_SCORES, AccuracyMatrix
+from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix
 from contnorm.bench.records import Record, Runs, spread_over_seeds
 from contnorm.errors import UserError
 from contnorm.registry import find_norm, numbered_name
@@ -88,13 +87,6 @@ class Result:
         self.seeds = [record.seed for record in self.records]
         self.diverged = dict(diverged or {})
         self.stream, self._weights, self.objects = stream, dict(weights or {}), list(objects)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return the state for pickle; a network or strategy may be a lambda, which cloudpickle can store."""
-        return {**self.__dict__, "objects": cloudpickle.dumps(self.objects)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, objects=cloudpickle.loads(state["objects"]))
 
     @property
     def hash(self) -> str:

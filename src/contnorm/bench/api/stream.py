@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from contnorm.bench.api.samples import read_benchmark, read_samples
-from contnorm.bench.components import Component, components, find_component, user_code_error
+from contnorm.bench.components import Component, components, find_component, user_code_errors
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
 from contnorm.bench.config.sources import with_setting
-from contnorm.bench.data.arrays import array_source, read_npz
+from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
 from contnorm.bench.data.dataset import ArraySource, Source
-from contnorm.bench.data.image_folders import read_class_folders
 from contnorm.bench.data.registry import data_root, load_source
 from contnorm.bench.data.store import find_stored, list_stored, read_manifest
 from contnorm.bench.escape import escape_html, html_table
@@ -448,12 +447,8 @@ def load_stream(name: str, root: str | Path | None = None, *, allow_missing: boo
 def _make_registered(component: Component, root: Path, settings: Mapping[str, Any]) -> Stream:
     make: Any = component.load()
     settings = {key: value for key, value in settings.items() if value is not None}
-    try:
+    with user_code_errors(f"dataset {component.name!r}", "called with (root, **settings)"):
         stream = make(root, **settings)
-    except UserError:
-        raise
-    except Exception as error:
-        raise user_code_error(error, "dataset", component.name, "called with (root, **settings)") from error
     if not isinstance(stream, Stream) or stream.source.name.partition("@")[0] != component.name:
         raise UserError(
             f"dataset {component.name!r} of {component.origin}: must return a bench.Stream of data with the name "

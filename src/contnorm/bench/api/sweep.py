@@ -27,35 +27,18 @@ from contnorm.bench.config.sources import RUN_ARGUMENTS, format_value
 from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.escape import escape_terminal
 from contnorm.bench.grid import expand_grid, is_grid, list_values
-from contnorm.bench.metrics.accuracy_matrix import SCORES
-from contnorm.bench.metrics.multilabel import LABEL_SCORES
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.streams import tasks
 from contnorm.errors import UserError, unknown
 
-__all__ = ["HOLDOUT", "Sweep", "SweepGrid", "SweepInterrupted", "check_score", "sweep"]
+__all__ = ["HOLDOUT", "Sweep", "SweepGrid", "check_score", "sweep"]
 
 HOLDOUT = 0.2  # share of the training samples that replaces the test samples of a stream without validation tasks
 TEST_SAMPLES = "test samples"
 MAX_SETTINGS = 10_000  # each is checked before the first run, and is a row of the table
 _FEWEST_ROWS, _LINES_BELOW = 5, 16  # of a live table; lines of a terminal for progress bars and messages
-
-
-class SweepInterrupted(RunInterrupted):
-    """A sweep was stopped by a signal, after saving what can be saved. The same call continues it.
-
-    Attributes:
-        signal: Number of the signal.
-        result: The `SweepResult` of the runs that finished.
-
-    Example:
-        >>> issubclass(SweepInterrupted, RunInterrupted)
-        True
-    """
-
-    def __init__(self, message: str, number: int, result: SweepResult) -> None:
-        super().__init__(message, number)
-        self.result = result
 
 
 def sweep(
@@ -93,7 +76,7 @@ def sweep(
 
     Raises:
         UserError: If a list is empty, or a setting is unknown or invalid; nothing is run then.
-        SweepInterrupted: After Ctrl-C, when the runs are saved.
+        RunInterrupted: After Ctrl-C, when the runs are saved; its ``result`` has those that finished.
 
     Example:
         >>> from contnorm.bench.api.stream import load_stream
@@ -248,7 +231,8 @@ class Sweep:
             for config, records in self._records.items():
                 for trial in self._of_config[config]:
                     trial.result = trial.result or Result(records.values(), diverged=trial.diverged)
-            raise SweepInterrupted(str(stopped), stopped.signal, self._with_warning()) from stopped
+            stopped.result = self._with_warning()
+            raise
         except UserError:
             self.result.trials[:] = [one for one in self.result.trials if all(one is not trial for trial in trials)]
             raise

@@ -49,7 +49,7 @@ def tune(
 
     Raises:
         UserError: If a value is invalid; nothing is run then.
-        SweepInterrupted: After Ctrl-C, when the runs are saved. The same call continues.
+        RunInterrupted: After Ctrl-C, when the runs are saved. The same call continues.
 
     Example:
         >>> from contnorm.bench.api.stream import load_stream

@@ -1,10 +1,10 @@
-"""Data sets of the user's arrays, in memory or in an ``.npz`` file: checked once, and split into tasks."""
+"""Data sets of the user's: arrays, ``.npz`` files and class folders of images; checked once, and split into tasks."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.data.dataset import ArraySource, Indices
+from contnorm.bench.data.dataset import ArraySource, Images, Indices, Progress
+from contnorm.bench.data.pictures import decode_pictures
 from contnorm.bench.rng import generator
 from contnorm.errors import UserError
 
-__all__ = ["array_source", "choose_test_samples", "read_npz"]
-
 CHANNELS = (1, 2, 3, 4)  # numbers of channels that images in files have
 RANGE_RATIO = 4  # ranges of training and test samples that differ by more are reported
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
 def array_source(
@@ -43,8 +43,6 @@ def array_source(
         name: Name of the data set in tables and records.
         copy: Whether to copy samples that have the right type already, so that they may be changed afterwards.
     """
-    if not isinstance(name, str) or not name or "@" in name:
-        raise UserError(f"name={name!r}: use a string without '@'.")
     train, test = _samples(x, "x", copy), _samples(x_test, "x_test", copy)
     if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
         raise UserError(
@@ -55,53 +53,46 @@ def array_source(
     names = np.unique(np.concatenate([train_names, test_names]))
     untrained = np.setdiff1d(test_names, train_names)
     if len(untrained):
-        raise UserError(
-            f"class {untrained[0].item()!r} of y_test has no training samples in y. Add some, or remove the class."
-        )
+        raise UserError(f"class {untrained[0].item()!r} of y_test has no training samples in y. Add some.")
     labels, test_labels = np.searchsorted(names, train_names), np.searchsorted(names, test_names)
     class_names = tuple(names.tolist())
+    if (tasks is None) == (task_ids is None):
+        raise UserError("give tasks (a number of tasks, or the classes of each task) or task_ids.")
+    ids: tuple[Indices | None, Indices | None] = (None, None)
     task_classes = None
-    ids: tuple[Indices, Indices] | tuple[None, None] = (None, None)
     if task_ids is not None:
-        if tasks is not None:
-            raise UserError("Use either tasks or task_ids, not both.")
-        ids = _task_ids(task_ids, (len(train), len(test)))
-    else:
+        ids = np.asarray(task_ids[0], dtype=np.int64), np.asarray(task_ids[1], dtype=np.int64)
+        for i, (task, samples) in enumerate(zip(ids, (train, test), strict=True)):
+            if task.shape != (len(samples),) or not np.array_equal(np.unique(task), np.arange(ids[0].max() + 1)):
+                raise UserError(
+                    f"task_ids[{i}]: give the task of each of the {len(samples)} samples, from 0 without gaps, with "
+                    f"training and test samples in each."
+                )
+    elif tasks is not None:
         task_classes = _task_classes(tasks, class_names)
-        untested = np.setdiff1d([label for classes in task_classes for label in classes], test_labels)
+        untested = np.setdiff1d(np.concatenate(task_classes), test_labels)
         if len(untested):
-            raise UserError(
-                f"class {class_names[untested[0]]!r} of y has no test samples in y_test. Add some, or leave it out."
-            )
+            raise UserError(f"class {class_names[untested[0]]!r} of y has no test samples in y_test. Add some.")
     source = ArraySource(name, train, labels, test, test_labels, len(class_names), "", class_names, task_classes, *ids)
-    for remark in _remarks(source):
-        logging.getLogger("contnorm").warning(f"{name}: {remark}")
-    fingerprint = _hash(source)
+    _remark(source)
+    about = (train.shape, test.shape, str(train.dtype), class_names, task_classes)
+    digest = hashlib.sha256(repr(about).encode())
+    for array in (train, labels, test, test_labels, *ids):
+        digest.update(b"" if array is None else np.ascontiguousarray(array).data)
+    fingerprint = digest.hexdigest()[:16]
     return replace(source, name=f"{name}@{fingerprint[:12]}", fingerprint=f"2:{fingerprint}")
 
 
-def _hash(source: ArraySource) -> str:
-    train, test = source.train_images, source.test_images
-    about = (train.shape, test.shape, str(train.dtype), source.class_names, source.task_classes)
-    digest = hashlib.sha256(repr(about).encode())
-    for array in (train, source.train_labels, test, source.test_labels, source.train_task, source.test_task):
-        digest.update(b"" if array is None else np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]
-
-
-def _array(values: Any, what: str) -> NDArray[Any]:
+def _array(values: Any) -> NDArray[Any]:
     if hasattr(values, "detach"):  # a tensor; NumPy has no bfloat16
         tensor = values.detach().cpu()
         values = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
-    try:
-        return np.asarray(values)
-    except ValueError as error:  # rows of different lengths
-        raise UserError(f"{what}: can't be used as an array ({error}). Use one row per sample.") from error
+    return np.asarray(values)
 
 
 def _samples(values: object, what: str, copy: bool) -> NDArray[Any]:
     """Return samples as uint8, if they are, or float32; images of shape (height, width) get a channel."""
-    array = _array(values, what)
+    array = _array(values)
     if array.ndim < 2 or array.size == 0:
         raise UserError(f"{what} has shape {array.shape}. Use one row per sample, and at least one sample.")
     if array.ndim == 3:
@@ -111,8 +102,6 @@ def _samples(values: object, what: str, copy: bool) -> NDArray[Any]:
             f"{what} has shape {array.shape}, with channels last. Use (samples, channels, height, width): "
             f"{what}.transpose(0, 3, 1, 2)."
         )
-    if array.dtype.kind not in "biuf":
-        raise UserError(f"{what} is of type {array.dtype}. Use numbers.")
     kind = np.uint8 if array.dtype == np.uint8 else np.float32  # bytes are images; other numbers are taken as they are
     samples = np.array(array, dtype=kind, order="C", copy=True if copy else None)
     if samples.dtype == np.float32 and not np.isfinite(samples).all():
@@ -122,7 +111,7 @@ def _samples(values: object, what: str, copy: bool) -> NDArray[Any]:
 
 def _labels(values: object, what: str, samples: int) -> NDArray[Any]:
     """Return labels as int64 or text."""
-    array = _array(values, what)
+    array = _array(values)
     if array.shape == (samples, 1):
         array = array[:, 0]
     if array.shape != (samples,):
@@ -134,61 +123,38 @@ def _labels(values: object, what: str, samples: int) -> NDArray[Any]:
         array = np.array(array.tolist())
     if array.dtype.kind not in "biuf":
         return array.astype(str)
-    with np.errstate(invalid="ignore"):
-        if array.dtype.kind == "f" and np.mod(array, 1).any():
-            raise UserError(f"{what} has labels that are not whole numbers. Use class indices or names.")
+    if array.dtype.kind == "f" and not (np.floor(array) == array).all():
+        raise UserError(f"{what} has labels that are not whole numbers. Use class indices or names.")
     return array.astype(np.int64)
 
 
-def _task_ids(ids: tuple[Any, Any], samples: tuple[int, int]) -> tuple[Indices, Indices]:
-    train, test = (_array(values, f"task_ids[{i}]") for i, values in enumerate(ids))
-    expected = np.arange(train.max() + 1)
-    for i, (array, count) in enumerate(zip((train, test), samples, strict=True)):
-        if array.shape != (count,) or not np.array_equal(np.unique(array), expected):
-            raise UserError(
-                f"task_ids[{i}] has shape {array.shape} and the tasks {np.unique(array).tolist()[:20]}. Give the task "
-                f"of each of the {count} samples, numbered from 0 without gaps, with training and test samples in each."
-            )
-    return train.astype(np.int64), test.astype(np.int64)
-
-
-def _task_classes(tasks: int | Sequence[Sequence[Any]] | None, names: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+def _task_classes(tasks: int | Sequence[Sequence[Any]], names: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the class indices of each task."""
-    if tasks is None:
-        raise UserError("tasks is missing. Give a number of tasks, the classes of each task, or task_ids.")
-    if not isinstance(tasks, Iterable):
+    if isinstance(tasks, int | np.integer):
         if not 1 <= tasks <= len(names):
             raise UserError(f"tasks={tasks}: the {len(names)} classes can be split over 1 to {len(names)} tasks.")
         return tuple(tuple(part.tolist()) for part in np.array_split(np.arange(len(names)), tasks))
-    index = {name: i for i, name in enumerate(names)}
-    blocks = [list(classes) for classes in tasks]
-    flat = [name for classes in blocks for name in classes]
-    unknown = [name for name in flat if name not in index]
-    if unknown:
-        raise UserError(f"tasks: there is no class {unknown[0]!r}. Classes are {', '.join(map(str, names[:20]))}.")
-    if not all(blocks) or len(set(flat)) < len(flat):
-        raise UserError("tasks: give each class once, and at least one per task. For shared classes use task_ids.")
-    return tuple(tuple(index[name] for name in classes) for classes in blocks)
+    flat = [name for classes in tasks for name in classes]
+    if not all(map(len, tasks)) or len(set(flat)) < len(flat) or not set(flat) <= set(names):
+        raise UserError(
+            f"tasks={tasks!r}: give each class once, and at least one per task; for shared classes use task_ids. "
+            f"Classes are {', '.join(map(str, names[:20]))}."
+        )
+    return tuple(tuple(names.index(name) for name in classes) for classes in tasks)
 
 
-def _remarks(source: ArraySource) -> Iterator[str]:
-    """Describe what is allowed but rarely meant, and would change scores."""
+def _remark(source: ArraySource) -> None:
+    """Warn of what is allowed but rarely meant, and would change scores."""
     train, test = source.train_images, source.test_images
     (low, high), (test_low, test_high) = ((part.min().item(), part.max().item()) for part in (train, test))
     spans = high - low, test_high - test_low
+    warning = logging.getLogger("contnorm").warning
     if max(spans) > RANGE_RATIO * min(spans) or test_low > high or low > test_high:
-        yield f"x has values from {low:g} to {high:g} and x_test from {test_low:g} to {test_high:g}. Scale both alike."
+        ranges = f"x has values from {low:g} to {high:g} and x_test from {test_low:g} to {test_high:g}"
+        warning(f"{source.name}: {ranges}. Scale both alike.")
     known = {hash(row.tobytes()) for row in train}
-    shared = sum(hash(row.tobytes()) in known for row in test)
-    if shared:
-        yield f"{shared:,} of {len(test):,} test samples are also training samples. Remove them from one of the two."
-    if -1 in source.class_names and source.classes > 2:
-        yield "the label -1 is a class here. Remove samples without a label."
-    if train.ndim > 4:
-        yield f"samples of shape {train.shape[1:]} are not images. Use a network of your own (model=) for them."
-    sizes = [len(classes) for classes in source.task_classes or ()]
-    if sizes and max(sizes) > min(sizes):
-        yield f"the tasks have different numbers of classes: {', '.join(map(str, sizes[:20]))}."
+    if shared := sum(hash(row.tobytes()) in known for row in test):
+        warning(f"{source.name}: {shared:,} of {len(test):,} test samples are also training samples. Remove them.")
 
 
 def choose_test_samples(labels: Sequence[Any] | NDArray[Any], share: float) -> NDArray[np.bool_]:
@@ -245,11 +211,54 @@ def read_npz(path: Path, *, tasks: int | Sequence[Sequence[Any]] | None, test_sh
     if x_test is None:
         labels = y.reshape(-1)
         test = choose_test_samples(labels, test_share)
-        if len(x) != len(labels):
-            raise UserError(f"{path}: has {len(x)} samples and {len(labels)} labels. Use one label per sample.")
         x, y, x_test, y_test = x[~test], labels[~test], x[test], labels[test]
         task, task_test = (None, None) if task is None else (task[~test], task[test])
     if (task is None) != (task_test is None):
         raise UserError(f"{path}: has one of task_train and task_test. Use both, or neither.")
     task_ids = None if task is None else (task, task_test)
     return array_source(x, y, x_test, y_test, tasks=tasks, task_ids=task_ids, name=name)
+
+
+def read_class_folders(
+    folder: Path,
+    size: int | None,
+    test_share: float,
+    target: Path | None = None,
+    progress: Progress = lambda *_: None,
+) -> tuple[Images, list[str], Images, list[str]]:
+    """Read the images of a folder as uint8, with the names of their class folders.
+
+    Args:
+        folder: The folder.
+        size: Height and width to resize and center-crop to; None if all images have the same size.
+        test_share: Share of each class in the test split, if the folder has no subfolder ``test``.
+        target: Folder for the files ``train_images.npy`` and ``test_images.npy``; None to keep the images in memory.
+        progress: Called with what is done, and how much of it.
+
+    Returns:
+        Training images, their labels, test images and their labels.
+    """
+    tested = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
+    if (folder / "train").is_dir() and tested is not None:
+        train, test = _list_images(folder / "train"), _list_images(tested)
+    else:
+        listed = _list_images(folder)
+        chosen = choose_test_samples([label for _, label in listed], test_share)
+        train, test = ([listed[i] for i in np.flatnonzero(mask)] for mask in (~chosen, chosen))
+    splits = {"train": [path for path, _ in train], "test": [path for path, _ in test]}
+    images, _ = decode_pictures(splits, size, "crop", target, progress)
+    return images["train"], [label for _, label in train], images["test"], [label for _, label in test]
+
+
+def _list_images(folder: Path) -> list[tuple[Path, str]]:
+    """Return the image files in the class folders of a folder, with the names of their classes."""
+    images = [
+        (path, entry.name)
+        for entry in (sorted(folder.iterdir()) if folder.is_dir() else ())
+        if entry.is_dir() and not entry.name.startswith(".")
+        for path in sorted(entry.rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+    if len({label for _, label in images}) < 2:
+        raise UserError(f"{folder}: has no images in folders of two or more classes, such as {folder}/cats/1.png.")
+    return images

@@ -12,21 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "GROUPS",
-    "SPLITS",
-    "ArraySource",
-    "Images",
-    "Indices",
-    "Labels",
-    "MultiLabelSource",
-    "Progress",
-    "Source",
-    "Split",
-    "groups_by_count",
-    "published",
-]
-
 Images: TypeAlias = "NDArray[np.uint8]"
 Labels: TypeAlias = "NDArray[np.int64]"
 Indices: TypeAlias = "NDArray[np.int64]"

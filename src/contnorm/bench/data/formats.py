@@ -1,23 +1,31 @@
-"""Readers of the published file formats: MNIST's idx files, and CIFAR's pickles and binary files.
+"""Readers of published data sets: MNIST's idx files, CIFAR's pickles and binary files, and folders of pictures.
 
-They return uint8 images (samples, channels, height, width) and int64 labels of both splits.
+Nothing in a file is executed. mini-ImageNet has no official archive: its pictures are expected as ``<wnid>/*.jpg`` or
+as ``images/<wnid>*.jpg``. The split is that of the four published lists, if they are in the same folder. Without them,
+the last 100 pictures of each class by name are the test pictures, which deviates from the published split and is
+recorded.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import math
+import os
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.data.dataset import Images, Labels, Split
+from contnorm.bench.data.dataset import Images, Labels, Split, published
+from contnorm.errors import UserError
 
-__all__ = ["read_cifar_binary", "read_cifar_pickle", "read_idx", "read_mnist", "read_splits"]
+MINI_WNIDS = tuple(published()["mini-imagenet"])  # in the order of the published stream: the first 15 are for selection
+MINI_LISTS = (("mini_val_train.csv", "mini_cl_train.csv"), ("mini_val_test.csv", "mini_cl_test.csv"))
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -39,20 +47,19 @@ def read_mnist(paths: Sequence[Path]) -> tuple[Split, Split]:
     return (images[:, None], labels.astype(np.int64)), (test_images[:, None], test_labels.astype(np.int64))
 
 
-_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-}
-
-
 class _ArraysOnly(pickle.Unpickler):
     """Unpickler of numbers, strings, lists, dictionaries and NumPy arrays: it refuses to import anything else."""
 
+    allowed = (
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+    )
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
+        if (module, name) not in self.allowed:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not data")
         return super().find_class(module, name)
 
@@ -83,3 +90,87 @@ def read_splits(
         return (np.concatenate(images), np.concatenate(labels)), parts[-1]
 
     return read_files
+
+
+@dataclass(frozen=True)
+class PictureList:
+    """Picture files of a data set with their labels, in the order of its samples.
+
+    Attributes:
+        split: How pictures were assigned to the training and the test split; empty if there is only one official split.
+    """
+
+    train: list[tuple[Path, int]]
+    test: list[tuple[Path, int]]
+    split: str = ""
+
+
+def tiny_imagenet_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Return the files and folders that change if a picture, a label or the split of Tiny-ImageNet changes."""
+    names, annotations = paths
+    root = names.parent
+    return [names, annotations, *(root / "train" / wnid / "images" for wnid in names.read_text().split()), root / "val"]
+
+
+def list_tiny_imagenet(paths: Sequence[Path]) -> PictureList:
+    """List pictures by ``wnids.txt`` and ``val/val_annotations.txt``; the official validation set is the test split."""
+    names, annotations = paths
+    root = names.parent
+    label_of = {wnid: label for label, wnid in enumerate(names.read_text().split())}
+    train = [(path, label) for wnid, label in label_of.items() for path in _pictures(root / "train" / wnid / "images")]
+    present = {path.name: path for path in _pictures(root / "val" / "images")}
+    rows = [line.split("\t")[:2] for line in annotations.read_text().splitlines()]
+    return PictureList(train, [(present[name], label_of[wnid]) for name, wnid in rows if name in present])
+
+
+def _pictures(folder: Path) -> list[Path]:
+    """Return the files of a folder, sorted, without hidden files; empty if the folder does not exist."""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    return [folder / name for name in names if not name.startswith(".")]
+
+
+def mini_imagenet_inputs(paths: Sequence[Path]) -> list[Path]:
+    """Return the files and folders that change if a picture, a label or the split of mini-ImageNet changes."""
+    lists = [paths[0] / name for names in MINI_LISTS for name in names]
+    return [paths[0], *_class_folders(paths[0]), *(path for path in lists if path.is_file())]
+
+
+def _class_folders(root: Path) -> list[Path]:
+    """Return the folders of classes, and the folder of all pictures."""
+    return [root / name for name in sorted(os.listdir(root)) if name in (*MINI_WNIDS, "images")]
+
+
+def list_mini_imagenet(paths: Sequence[Path]) -> PictureList:
+    """List the pictures of the 100 classes; labels are positions in the published order of classes."""
+    root = paths[0]
+    by_class: dict[str, list[Path]] = {wnid: [] for wnid in MINI_WNIDS}
+    for folder in _class_folders(root):
+        for path in _pictures(folder):
+            wnid = path.name[:9] if folder.name == "images" else folder.name
+            if wnid in by_class and path.suffix == ".jpg":
+                by_class[wnid].append(path)
+    empty = [wnid for wnid, pictures in by_class.items() if len(pictures) < 2]
+    if empty:
+        raise UserError(
+            f"{root}: is not mini-ImageNet: {len(empty)} of {len(MINI_WNIDS)} classes have fewer than 2 pictures, such "
+            f"as {empty[0]}. Pictures are expected as <wnid>/*.jpg or images/<wnid>*.jpg."
+        )
+    missing = [name for names in MINI_LISTS for name in names if not (root / name).is_file()]
+    if 0 < len(missing) < 4:
+        raise UserError(f"{root}: {', '.join(missing)} missing. Add what is missing, or remove the others.")
+    listed: list[dict[str, int]] = []  # label by name, of the training and of the test pictures
+    for names in () if missing else MINI_LISTS:
+        rows = csv.reader(line for name in names for line in (root / name).read_text().splitlines())
+        listed.append({Path(path).name: int(label) for path, label in rows})
+    train, test = list[tuple[Path, int]](), list[tuple[Path, int]]()
+    for label, pictures in enumerate(by_class.values()):
+        last = set(pictures[-max(1, len(pictures) // 6) :])  # 100 of 600
+        for path in pictures:
+            is_test = path.name in listed[1] if listed else path in last
+            if listed and listed[is_test].get(path.name) != label:
+                raise UserError(
+                    f"{root}: the split lists are of other pictures: {path.name} of class {label} is not there. Use "
+                    f"the published lists, or remove all of them."
+                )
+            (test if is_test else train).append((path, label))
+    return PictureList(train, test, "published lists" if listed else "last sixth of each class by name")

@@ -1,4 +1,4 @@
-"""Lists of the pictures of multi-label data sets: COCOseq, NUS-WIDEseq, and a user's CSV table.
+"""Multi-label data sets: lists of their pictures (COCOseq, NUS-WIDEseq, a user's CSV table), and their build.
 
 The two long-tailed streams of Kim et al. (2020) are described by their classes, groups, sizes and order of tasks, and
 by lists of the pictures of each task, which are read from a folder or downloaded. The lists have the published indices
@@ -18,7 +18,8 @@ import csv
 import hashlib
 import json
 import re
-import unicodedata
+import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,20 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from contnorm.bench.data.dataset import GROUPS, SPLITS, groups_by_count, published
-from contnorm.bench.data.fetch import Fetchable, fetch
+from contnorm.bench.data.dataset import GROUPS, SPLITS, MultiLabelSource, Progress, groups_by_count, published
+from contnorm.bench.data.pictures import BLOCK, decode_pictures
+from contnorm.bench.data.registry import Fetchable, fetch
+from contnorm.bench.data.store import MANIFEST, new_folder, read_manifest, save_source
 from contnorm.errors import UserError, unknown
-
-__all__ = [
-    "PUBLISHED_STREAMS",
-    "Listing",
-    "Picture",
-    "PublishedStream",
-    "list_cocoseq",
-    "list_csv",
-    "list_nus_wideseq",
-    "published_stream",
-]
 
 PUBLISHED_STREAMS = ("cocoseq", "nus-wideseq")
 
@@ -185,9 +177,6 @@ def _coco_labels(instances: Sequence[Path], class_names: Sequence[str]) -> dict[
     for path in instances:
         raw = json.loads(path.read_bytes())
         names = {category["id"]: category["name"] for category in raw["categories"]}
-        missing = sorted(set(column_of) - set(names.values()))
-        if missing:
-            raise UserError(f"{path}: has no category {missing[0]!r}. Use an instances file of COCO's 80 categories.")
         for image in raw["images"]:
             columns_of.setdefault(image["id"], set())
         for annotation in raw["annotations"]:
@@ -212,8 +201,6 @@ def list_nus_wideseq(nus: Path, ids: Path | None, out: Path, base: str | None = 
         for kind in stream.class_names:
             file = f"TrainTestLabels/Labels_{kind}_{title}.txt"
             columns.append(_lines(nus, [file, f"Groundtruth/{file}"]))
-            if len(columns[-1]) != len(names[split]):
-                raise UserError(f"{nus}: {file} does not have one line for each image of the {split} image list.")
         labels[split] = np.array(columns).T == "1"
 
     def picture(split: str, position: int, task: int) -> Picture:
@@ -320,21 +307,114 @@ def list_csv(name: str, table: Path, images: Path, groups: Path | None = None) -
 
 
 def _read_table(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
-    """Read a CSV table with at least one row and the required columns.
-
-    Names are normalized to composed Unicode, so that two encodings of a word are one class; names of files are not.
-    """
+    """Read a CSV table with at least one row and the required columns."""
     with path.open(newline="", encoding="utf-8-sig") as file:
-        head, *cells = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[]]
-    if not cells or not set(required) <= set(head):
-        raise UserError(f"{path}: must have the columns {', '.join(required)} and at least one row, got {head}.")
-    uneven = next((row for row in cells if len(row) != len(head)), None)
-    if uneven is not None:  # without its last cell, a picture would be read as unlabelled
-        raise UserError(f"{path}: row {uneven} has {len(uneven)} cells, and the first line has {len(head)}.")
-    rows = []
-    for row in cells:
-        names = [unicodedata.normalize("NFC", cell) for cell in (*head, *row)]
-        rows.append(dict(zip(names, names[len(head) :], strict=False)))
-        if "image" in head:
-            rows[-1]["image"] = row[head.index("image")]
-    return rows
+        rows = list(csv.DictReader(file, restkey=""))
+    if not rows or not set(required) <= {column.strip() for column in rows[0]}:
+        raise UserError(f"{path}: must have the columns {', '.join(required)} and at least one row.")
+    for row in rows:
+        if "" in row or None in row.values():  # without its last cell, a picture would be read as unlabelled
+            raise UserError(f"{path}: row {list(row.values())} has not as many cells as the first line.")
+    return [{column.strip(): cell.strip() for column, cell in row.items()} for row in rows]
+
+
+def build(
+    listing: Listing,
+    out: Path,
+    side: int,
+    *,
+    allow_missing: bool = False,
+    jobs: int | None = None,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:
+    """Build a data set into a folder. A data set that is already built is not changed, unless pictures were missing.
+
+    Args:
+        listing: Pictures, labels and tasks of the data set.
+        out: Folder of the data set.
+        side: Height and width that pictures are resized to, in pixels.
+        allow_missing: Whether to build without pictures that are missing; the data set is then recorded as incomplete.
+        jobs: Number of threads; None for one per core.
+        progress: Called with what is done, the number of decoded pictures, and the number of all.
+
+    Returns:
+        The manifest of the data set.
+    """
+    _check_pictures(listing, allow_missing)
+    splits = {split: listing.pictures(split) for split in SPLITS}
+    missing = {split: listing.pictures(split, missing=True) for split in SPLITS}
+    kinds = [listing.class_names, listing.class_groups, listing.task_names]
+    content: dict[str, Any] = {"name": listing.name, "side": side, "kinds": kinds}
+    paths: dict[str, list[Path]] = {}
+    for split, pictures in splits.items():  # pictures count by name, labels and size in bytes
+        paths[split] = [picture.path for picture in pictures if picture.path is not None]
+        sizes = [path.stat().st_size for path in paths[split]]
+        content[split] = [[p.id, size, p.task, p.labels] for p, size in zip(pictures, sizes, strict=True)]
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    if (out / MANIFEST).is_file():
+        about = read_manifest(out)["about"]
+        if about["made_of"] == key:
+            return read_manifest(out)
+        if about["complete"]:
+            raise UserError(f"{out}: contains another data set. Delete it, or use another folder with --out.")
+    with new_folder(out) as folder:
+        images, _ = decode_pictures(paths, side, "bicubic", folder, progress, jobs)
+        arrays: dict[str, Any] = {}
+        digest = hashlib.sha256(json.dumps(kinds[:2]).encode())
+        for split, pictures in splits.items():
+            labels = np.zeros((len(pictures), len(listing.class_names)), dtype=np.uint8)
+            for row, picture in enumerate(pictures):
+                labels[row, list(picture.labels)] = 1
+            task = np.array([picture.task for picture in pictures], dtype=np.int64)
+            arrays |= {f"{split}_images": images[split], f"{split}_labels": labels, f"{split}_task": task}
+            for start in range(0, len(pictures), BLOCK):
+                digest.update(hashlib.sha256(images[split][start : start + BLOCK].data).hexdigest().encode())
+            digest.update(labels.data)
+            digest.update(task.data)
+        source = MultiLabelSource(
+            name=listing.name,
+            **arrays,
+            classes=len(listing.class_names),
+            fingerprint=digest.hexdigest()[:16],
+            tasks=len(listing.task_names),
+            class_names=listing.class_names,
+            class_groups=listing.class_groups,
+            published_images=listing.published_images,
+            missing_images=sum(map(len, missing.values())),
+        )
+        save_source(
+            source,
+            folder,
+            stream="multi-label",
+            made_of=key,
+            complete=not any(missing.values()),
+            lists_as_published=listing.as_published,
+            task_names=listing.task_names,
+            images={split: listing.count(splits[split]) for split in SPLITS},
+            missing={split: listing.count(missing[split]) for split in SPLITS},
+            missing_pictures={split: [[picture.id, picture.task] for picture in missing[split]] for split in SPLITS},
+        )
+        if (out / "ids").is_dir():  # downloaded lists
+            shutil.copytree(out / "ids", folder / "ids")
+    return read_manifest(out)
+
+
+def _check_pictures(listing: Listing, allow_missing: bool) -> None:
+    """Raise an error for pictures that are missing or listed twice, and for tasks without pictures."""
+    listed = (*listing.train, *listing.test)
+    missing = [str(picture.id) for picture in listed if picture.path is None]
+    if missing and not allow_missing:
+        raise UserError(
+            f"{listing.name}: {len(missing):,} of {len(listed):,} pictures are missing, such as "
+            f"{', '.join(missing[:5])}. Add them, or build without them with --allow-missing, which records what is "
+            f"missing, by task and class."
+        )
+    train, test = (listing.pictures(split) for split in SPLITS)
+    untrained = set(range(len(listing.task_names))) - {picture.task for picture in train}
+    if untrained or not test:
+        what = f"task {listing.task_names[min(untrained)]} has no train pictures" if untrained else "no test pictures"
+        raise UserError(f"{listing.name}: {what}. Check the folder of the pictures.")
+    if not listing.as_published:  # trained on twice, or in both splits
+        often, number = Counter(str(picture.path) for picture in (*train, *test)).most_common(1)[0]
+        if number > 1:
+            raise UserError(f"{listing.name}: {often} is listed {number} times. List it once, with all of its labels.")

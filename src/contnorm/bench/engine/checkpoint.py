@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from contnorm.atomic_files import write_atomically
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.provenance import cn_kernel, cpu_instructions
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import SCHEMA

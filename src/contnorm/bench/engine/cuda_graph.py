@@ -1,12 +1,11 @@
 """Execution of training steps: one trainer after the other on a CPU, or all trainers in one CUDA graph on a GPU.
 
-The graph contains one step of every trainer, from the gather of its samples to the update. Each trainer has a CUDA
-stream and, where that is faster, a second one for weight gradients. The index of the current step is a tensor on
-the device that the graph itself increments, so a replay needs nothing from the host. A graph serves a stretch:
-consecutive steps of the same shape. A smaller last batch, or a memory that is not full yet, ends a stretch, and so do
-hooks at task boundaries and frozen moments. Short stretches run without a graph. If a later stretch has the shape of
-the last captured one, as after the smaller last batch of each task, its graph is replayed again. The number of trainers
-that run together does not change the result of any of them.
+The graph contains one step of every trainer, from the gather of its samples to the update, each on its own CUDA
+stream. The index of the current step is a tensor on the device that the graph itself increments, so a replay needs
+nothing from the host. A graph serves a stretch: consecutive steps of the same shape. A smaller last batch, or a memory
+that is not full yet, ends a stretch, and so do hooks at task boundaries and frozen moments. Short stretches run without
+a graph. If a later stretch has the shape of the last captured one, as after the smaller last batch of each task, its
+graph is replayed again. The number of trainers that run together does not change the result of any of them.
 
 A replay executes no Python. User code whose steps draw random numbers or copy values to the host is therefore refused;
 with ``train.graph=off`` every step runs in Python.
@@ -21,14 +20,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from contnorm.bench.cuda_streams import has_side_streams, side_stream, training_stream
 from contnorm.bench.engine.evaluate import evaluation_batch
 from contnorm.bench.engine.step_tensors import StepTable, stretch_end
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams.image_store import ImageFeed
 from contnorm.errors import UserCodeError
-from contnorm.kernels.side_stream import SideStream
-from contnorm.kernels.triton.convolution.table import using_table
+from contnorm.kernels.convolution import using_table
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 from contnorm.norms.base import NormLayer
 
@@ -38,8 +35,6 @@ WARM_UP = 1  # eager steps before a capture: they initialize libraries, load ker
 USER_WARM_UP = 3  # with user code, whose later steps may do what the first does not
 ASK_EVERY = 0.5  # seconds between two calls of ``stop``
 SHORT = 24  # stretches of fewer steps are not worth a capture
-MOST_WITH_SIDE_STREAMS = 8  # trainers; ten were 20 % slower with them, and sixteen 2 % faster
-LARGE_PASS = 100_000  # positions of all images; four trainers with 131,000 were 6 % slower with side streams
 
 
 class Stepper(Protocol):
@@ -90,10 +85,7 @@ class _GraphStepper:
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self.trainers = list(trainers)
         compile_kernels(self.trainers)
-        self.streams = [training_stream(trainer.device) for trainer in trainers]
-        for trainer in self.trainers:
-            used = _uses_side_stream(trainer, len(self.trainers))
-            trainer.side_stream = SideStream(side_stream(trainer.device)) if used else None
+        self.streams = [torch.cuda.Stream(trainer.device) for trainer in trainers]  # type: ignore[no-untyped-call]
         self.cursor = torch.zeros(1, dtype=torch.int64, device=trainers[0].device)
         self.losses = torch.zeros(len(trainers), device=trainers[0].device)
         self.rows: list[StepTable] = []
@@ -231,31 +223,6 @@ def _stretch_end(trainer: Trainer, done: int) -> int:
     """Return the end of the stretch of steps from a step on: the same shape, and moments frozen or not."""
     end, freeze_step = stretch_end(trainer.plan.steps, done), trainer.freeze_step
     return end if freeze_step is None or trainer.is_frozen(done) else min(end, freeze_step)
-
-
-def _uses_side_stream(trainer: Trainer, together: int) -> bool:
-    """Whether a trainer, of several that run together, computes weight gradients on a second stream."""
-    # Autograd does not return the gradients of that stream, so a user's strategy could not call torch.autograd.grad.
-    if trainer.has_user_strategy or not has_side_streams():
-        return False
-    return together == 1 or (together <= MOST_WITH_SIDE_STREAMS and _leaves_gpu_free(trainer))
-
-
-def _leaves_gpu_free(trainer: Trainer) -> bool:
-    """Whether the steps of a trainer leave parts of the GPU free, although others run beside it.
-
-    Large passes do not. cuDNN's float32 kernels of batch norm are delayed by whatever runs beside them: eight trainers
-    with BN were 4 to 11 % slower with side streams, and in bfloat16 4 to 6 % faster.
-    """
-    height, width = trainer.data.sequence.source.train_images.shape[-2:]
-    if max(_pass_sizes(trainer), default=0) * height * width > LARGE_PASS:
-        return False
-    return trainer.config.train.precision == "bf16" or not any(map(_is_batch_norm_of_torch, trainer.model.modules()))
-
-
-def _is_batch_norm_of_torch(module: torch.nn.Module) -> bool:
-    own_kernels = isinstance(module, NormLayer) and module.has_triton_kernels
-    return isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not own_kernels
 
 
 def compile_kernels(trainers: Sequence[Trainer]) -> None:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.engine.memory_samples import sample_weights, stored_items
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.metrics.memory_stats import take_census
-from contnorm.bench.metrics.multilabel import LabelStats
-from contnorm.bench.metrics.task_scores import TaskScores, accuracy_scores, label_scores
+from contnorm.bench.label_metrics import LabelStats, label_scores
+from contnorm.bench.memory_stats import take_census
+from contnorm.bench.metrics import TaskScores, accuracy_scores
 from contnorm.bench.models.norm_layers import count_norms
 from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate
 from contnorm.norms.renorm import BatchRenormBase

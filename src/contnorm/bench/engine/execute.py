@@ -11,17 +11,9 @@ from typing import Any
 import torch
 
 from contnorm.atomic_files import write_atomically
-from contnorm.bench.components import (
-    Component,
-    Kind,
-    components_of,
-    has_user_frame,
-    share_components,
-    user_code_error,
-    user_parts,
-)
+from contnorm.bench.components import Component, components_of, has_user_frame, share_components, user_code_error
 from contnorm.bench.cost import CostModel, recorded_timings
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
 from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess
 from contnorm.bench.engine.loop import Lane, train_lanes
@@ -289,10 +281,7 @@ def _error_context(lanes: Sequence[Lane]) -> Iterator[None]:
         run, trainer = lanes[0].run, lanes[0].trainer
         when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
         saved = f"{lanes[0].saved} steps are saved"
-        parts: dict[Kind, tuple[str, str | None]] = user_parts(run.config)
-        parts.pop("memory", None)
-        if parts and has_user_frame(error):
-            kind, (name, _) = next(iter(parts.items()))
-            raise UserCodeError(f"{user_code_error(error, kind, name, when, parts)} ({saved})") from error
+        if trainer.has_user_code and has_user_frame(error):
+            raise UserCodeError(f"{user_code_error(error, str(trainer.user_code), when)} ({saved})") from error
         error.add_note(f"seed {run.seed}, {when}; {saved}.")
         raise

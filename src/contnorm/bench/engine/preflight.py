@@ -92,7 +92,7 @@ def _check_output(model: nn.Module, config: RunConfig, shape: Shape, outputs: in
             output = model.eval()(torch.zeros(2, *shape))
     except Exception as error:  # of user code
         name = config.model.name if own == "model" else config.norm.name
-        raise user_code_error(error, own, name, f"for images of shape {(2, *shape)}") from error
+        raise user_code_error(error, f"{own} {name!r}", f"for images of shape {(2, *shape)}") from error
     finally:
         model.train(was_training)
     got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__

@@ -18,12 +18,11 @@ from torch import nn
 import contnorm
 from contnorm.bench.components import components_of, is_user_code
 from contnorm.bench.config.schema import RunConfig, TrainConfig
-from contnorm.bench.data.dataset import MultiLabelSource
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import MultiLabelSource, Source
 from contnorm.bench.engine.run import Run
 from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
+from contnorm.kernels.convolution import EMPTY, ConvolutionTable
 from contnorm.kernels.cpp.library import unavailable_reason
-from contnorm.kernels.triton.convolution.table import EMPTY, ConvolutionTable
 from contnorm.plugins import BUILT_IN
 from contnorm.registry import NORMS
 

@@ -12,12 +12,12 @@ import torch
 
 from contnorm.bench.components import Component, find_component
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.progress import cores
-from contnorm.bench.data.registry import Source, load_source
+from contnorm.bench.data.dataset import Source
+from contnorm.bench.data.pictures import cores
+from contnorm.bench.data.registry import load_source
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.launch import Launcher, find_launcher, list_devices
-from contnorm.bench.hardware_queues import request_hardware_queues
-from contnorm.bench.metrics.task_scores import TaskScores
+from contnorm.bench.metrics import TaskScores
 from contnorm.bench.records import Store
 from contnorm.errors import UserError, check_count
 
@@ -165,7 +165,6 @@ def find_device(name: str, remote: bool = False) -> torch.device:
         raise UserError(f"device={name!r}: use cpu, cuda, or a GPU by its index, such as cuda:1.")
     device = torch.device(name)
     if device.type == "cuda":
-        request_hardware_queues()  # before torch is asked for GPUs, which initializes the driver
         if not remote and not torch.cuda.is_available():
             raise UserError(f"device={name!r}: torch sees no GPU here. Use cpu.")
         if not remote and device.index is not None and device.index >= torch.cuda.device_count():

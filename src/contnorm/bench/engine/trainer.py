@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.data.registry import Source
-from contnorm.bench.engine.convolutions import choose_table, progress_of_table, stored_table
+from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.norm_hooks import NormHooks
-from contnorm.bench.engine.optimizers import PlainSGD, build_optimizer, load_optimizer_state, optimizer_state
-from contnorm.bench.engine.pass_weights import Bf16Weights, PassWeights
+from contnorm.bench.engine.optimizers import build_optimizer, load_optimizer_state, optimizer_state
 from contnorm.bench.engine.preflight import check_moment_settings, check_network
 from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of, stretch_end
 from contnorm.bench.engine.strategy_hooks import TASK_HOOKS, check_hooks, hooks_of, task_info, task_items
@@ -36,8 +34,8 @@ from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, Prefetch
 from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
-from contnorm.kernels.side_stream import SideStream, side_stream_gradients
-from contnorm.kernels.triton.convolution.table import using_table
+from contnorm.kernels.convolution import EMPTY, Convolution, ConvolutionTable, table_for, using_table
+from contnorm.kernels.triton.availability import can_launch
 from contnorm.tags import BatchTags, batch_tags
 
 __all__ = ["Trainer"]
@@ -91,13 +89,11 @@ class Trainer:
         check_hooks(config, stream, self.strategy, self.norm_hooks)
         check_moment_settings(self.model, config, self.plan, stream)
         self._tags_batches = self.norm_hooks.need_tags or self.has_user_strategy
-        self.pass_weights = self._pass_weights()
         self.optimizer = build_optimizer(config.train, self.model, device)
-        self.convolutions = choose_table(config.train, self.model, device)
+        self.convolutions = self._convolution_table()
         slots = self.plan.slots if self.strategy.stores_logits else 0
         self.logits = torch.zeros(slots + 1, stream.outputs, device=device)  # last row: samples that are not stored
         self.task_moments: dict[int, dict[str, Tensor]] = {}  # running moments at the end of tasks, for evaluation
-        self.side_stream: SideStream | None = None  # side stream for weight gradients, if used
         self.done = 0  # steps
         self.hooks_done = 0  # calls at task boundaries: the start and the end of each task
         self._rows: tuple[int, int, StepTable] | None = None  # first and end step of rows on the device
@@ -118,6 +114,14 @@ class Trainer:
     def has_task_hooks(self) -> bool:
         """Whether the strategy or a layer of the network has a hook at task boundaries."""
         return self.norm_hooks.on_tasks or bool(self._hooks & TASK_HOOKS)
+
+    def _convolution_table(self) -> ConvolutionTable:
+        """Return the table of convolutions of a new run; empty if cuDNN computes all of them."""
+        train, dtypes = self.config.train, {"tf32": "float32", "bf16": "bfloat16"}
+        by_triton = train.convolutions == "auto" and train.deterministic and train.precision in dtypes
+        if not by_triton or not any(isinstance(module, Convolution) for module in self.model.modules()):
+            return EMPTY
+        return table_for(self.device).only(dtypes[train.precision])
 
     def _feed(self) -> ImageFeed:
         """Return the feed that copies the images of a step to the device."""
@@ -193,16 +197,12 @@ class Trainer:
         write, stream, replay, extra = self._batches(row)
         self._set_training_mode()
         self.optimizer.zero_grad()
-        if self.pass_weights is not None:
-            self.pass_weights.refresh()
         purpose = f"step {self.done}"
         with self.user_code.seeded(purpose):
-            with side_stream_gradients(self.side_stream), using_table(self.convolutions):
+            with using_table(self.convolutions):
                 with self.autocast():
                     loss, logits = self._loss(stream, replay, extra)
                 loss.backward()  # type: ignore[no-untyped-call]
-            if self.pass_weights is not None and not self._update_from_passes():
-                self.pass_weights.add_gradients()
             if "after_backward" in self._hooks:
                 self._after_backward()
             if self.has_user_code:
@@ -215,23 +215,6 @@ class Trainer:
         if logits is not None:
             self.logits.index_copy_(0, write, logits)
         return loss.detach()
-
-    def _pass_weights(self) -> PassWeights | None:
-        """Return the network with leaf tensors for each pass: for bfloat16, and on a GPU for several passes a step."""
-        if self.config.model.name not in MODELS:
-            return None  # a user-defined network may access its weights in any way: autocast casts them
-        several = self.strategy.draws > 0 and self.config.strategy.forward == "separate" and not self.has_user_code
-        several = several and self.device.type == "cuda" and not self.norm_hooks.has_losses
-        if self.config.train.precision == "bf16":
-            return Bf16Weights(self.model, all_parameters=several)
-        return PassWeights(self.model) if several else None
-
-    def _update_from_passes(self) -> bool:
-        """Update the weights from the gradients of passes, if nothing else needs their sum; returns whether it did."""
-        if self.pass_weights is None or not isinstance(self.optimizer, PlainSGD) or self.device.type != "cuda":
-            return False
-        needed = self.config.train.clip_value is not None or "after_backward" in self._hooks or self.has_user_code
-        return not needed and self.pass_weights.update(self.optimizer.lr)
 
     @property
     def freeze_step(self) -> int | None:
@@ -273,14 +256,14 @@ class Trainer:
 
     def _loss(self, stream: Batch, replay: tuple[Batch, ...], extra: Batch | None) -> tuple[Tensor, Tensor | None]:
         """Return the loss of the strategy and of the norm layers, and the logits to store."""
-        network, tagged = self.pass_weights or self.model, tagged_passes()
+        tagged = tagged_passes()
         if extra is not None:
             assert extra.replayed is not None
             tags = BatchTags(extra.replayed, extra.task, is_extra=True, extra_size=len(extra), stream_size=0)
             with torch.no_grad(), batch_tags(tags):
-                network(extra.x)
+                self.model(extra.x)
         try:
-            answer = self.strategy.loss(network, self.head, stream, *replay)
+            answer = self.strategy.loss(self.model, self.head, stream, *replay)
         except Exception as error:
             if self.norm_hooks.need_tags and tagged_passes() == tagged and not isinstance(error, UserError):
                 raise self._no_tags() from error
@@ -421,14 +404,22 @@ class Trainer:
 
     def progress(self) -> dict[str, Any]:
         """Return what must survive a restart besides tensors, as JSON values."""
-        progress: dict[str, Any] = {"done": self.done, **progress_of_table(self.convolutions)}
+        progress: dict[str, Any] = {"done": self.done}
+        if self.convolutions:
+            progress["convolutions"] = self.convolutions.to_json()
         if self.has_task_hooks:
             progress["hooks"] = self.hooks_done
         return progress
 
     def load(self, state: dict[str, Tensor], progress: dict[str, Any]) -> None:
-        """Resume from a saved `state` and `progress`."""
-        self.convolutions = stored_table(progress, self.device)
+        """Resume from a saved `state` and `progress`, with the table of convolutions of the checkpoint."""
+        self.convolutions = ConvolutionTable.from_json(progress.get("convolutions", []))
+        if self.convolutions and not can_launch(self.device):
+            raise UserError(
+                f"the checkpoint after step {progress['done']} needs Triton convolutions (table "
+                f"{self.convolutions.digest}), which can't be launched on {self.device}. Resume it on a GPU with "
+                f"Triton and a C compiler."
+            )
         model, optimizer, strategy = (
             {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
             for prefix in ("model.", "optimizer.", "strategy.")

@@ -118,23 +118,19 @@ class UserComponents:
         except Exception as error:
             if not self.parts or not has_user_frame(error):
                 raise
-            raise self._error(error, when) from error
+            raise user_code_error(error, str(self), when) from error
 
     def capture_error(self, error: BaseException) -> UserCodeError:
         """Return the error of a step that can't be captured as a CUDA graph, in one line."""
         while error.__context__ is not None:  # the first error: the end of a failed capture raises another one
             error = error.__context__
-        text = str(self._error(error, "its training step can't be captured as a CUDA graph"))
+        text = str(user_code_error(error, str(self), "its training step can't be captured as a CUDA graph"))
         text = text.split(" CUDA kernel errors might")[0].split(" Compile with")[0].rstrip(".")
         return UserCodeError(
             f"{text}. A captured step can't copy values to the host (item(), if on a tensor) or create tensors whose "
             f"shape depends on values; change that, or set train.graph=off."
         )
 
-    def _error(self, error: BaseException, when: str) -> UserCodeError:
-        kind, (name, _) = next(iter(self.parts.items()))
-        return user_code_error(error, kind, name, when, self.parts)
-
     def __str__(self) -> str:
-        """Return the components, for messages."""
+        """Return kind and name of the components, for messages."""
         return " or ".join(f"{kind} {name!r}" for kind, (name, _) in self.parts.items())

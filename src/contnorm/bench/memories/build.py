@@ -67,4 +67,4 @@ def memory_errors(name: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        raise user_code_error(error, "memory", name, "while the plan of the run was made") from error
+        raise user_code_error(error, f"memory {name!r}", "while the plan of the run was made") from error

@@ -106,7 +106,7 @@ def _user_model(
     except GroupsError as error:
         raise _groups_error(name, norm, error) from error
     except Exception as error:
-        raise user_code_error(error, "model", name, f"called with {call}") from error
+        raise user_code_error(error, f"model {name!r}", f"called with {call}") from error
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r}: calling it with {call} must return a torch.nn.Module, not {model!r}.")
     return model if takes_norm else _converted(model, name, norm, total_steps)

@@ -14,7 +14,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from contnorm.bench.models.norm_layers import NormMaker
-from contnorm.kernels.side_stream import Convolution
+from contnorm.kernels.convolution import Convolution
 from contnorm.norms.activation import linear_norm, normed_relu
 
 __all__ = ["DEPTHS", "DeepResNet", "ResNet18", "identify_resnet"]

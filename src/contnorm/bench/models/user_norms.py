@@ -71,7 +71,7 @@ def _load_norm(name: str, code: str | None) -> NormInfo:
 def _norm_error(error: Exception, name: str) -> UserError:
     """Return an error of a user's norm as one line, with the place in its file if it was raised there."""
     if error.__cause__ is not None:
-        return user_code_error(error.__cause__, "norm", name, "it can't be created with a number of channels")
+        return user_code_error(error.__cause__, f"norm {name!r}", "it can't be created with a number of channels")
     return UserError(f"norm {name!r}: {str(error).removeprefix('norm.name: ')}")
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from contnorm.bench.components import components, find_component, is_user_code, load_component, user_code_error
+from contnorm.bench.components import components, find_component, is_user_code, load_component, user_code_errors
 from contnorm.bench.config.schema import StrategyConfig, resolve_options
 from contnorm.bench.strategies.base import Batch, OutputMask, Strategy
 from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, strategy_defaults
@@ -63,12 +63,8 @@ def _instantiate(value: object, config: StrategyConfig) -> Strategy:
     if not (isinstance(cls, type) and issubclass(cls, Strategy)):
         raise UserError(f"strategy {config.name!r}: is not a subclass of contnorm.bench.Strategy.")
     config = replace(config, options=resolve_options("strategy", config, cls))
-    try:
+    with user_code_errors(f"strategy {config.name!r}", "called with its settings"):
         strategy = copy.deepcopy(value) if isinstance(value, Strategy) else cls(config)  # each run has its own
-    except UserError:
-        raise
-    except Exception as error:
-        raise user_code_error(error, "strategy", config.name, "called with its settings") from error
     strategy.configure(config)
     return strategy
 

@@ -17,9 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contnorm.bench.cuda_streams import copying_stream
-from contnorm.bench.data.dataset import Images
-from contnorm.bench.data.registry import Source
+from contnorm.bench.data.dataset import Images, Source
 
 __all__ = ["DeviceImages", "ImageFeed", "PrefetchedFeed", "SplitImages"]
 
@@ -152,7 +150,10 @@ class PrefetchedFeed(ImageFeed):
         span = slice(half_index * self.half_size, half_index * self.half_size + len(indices))
         torch.index_select(self.host, 0, indices, out=self._staging[span])
         if self.device.type == "cuda":
-            with torch.cuda.stream(copying_stream(self.device)):
+            # Not of the priority of trainers: torch assigns the streams of a priority round-robin, and a copy on a
+            # stream from which a CUDA graph is being captured would invalidate the capture.
+            copying = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(copying):
                 self.pixels[span].copy_(self._staging[span], non_blocking=True)
                 torch.cuda.current_stream().synchronize()
         else:

@@ -1,11 +1,15 @@
-"""The accuracy matrix of a run and the continual-learning scores computed from it.
+"""Scores of continual learning, from the counts in a record or from plain accuracies. Needs no torch.
 
 ``a(i, j)`` is the accuracy on task j after learning task i. Each definition of a score has its own name: several
 definitions of "forgetting" are in use, and tables are comparable only if they use the same one.
 
-The functions `average_accuracy`, `learning_accuracy`, `forgetting`, `backward_transfer`, `forward_transfer` and
-`average_incremental_accuracy` compute the same scores from an `AccuracyMatrix` or from plain numbers, for training
-loops outside of the bench.
+For a training loop of your own, collect a (tasks, tasks) matrix of accuracies: row i after learning task i, column j on
+the test samples of task j.
+
+Example:
+    >>> matrix = [[91.0], [78.0, 88.0], [70.0, 81.0, 90.0]]
+    >>> round(average_accuracy(matrix), 2), round(forgetting(matrix), 2), round(learning_accuracy(matrix), 2)
+    (80.33, 14.0, 89.67)
 
 | name in records | best value over | averaged over |
 |---|---|---|
@@ -19,29 +23,75 @@ loops outside of the bench.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isnan
 from statistics import fmean
 from typing import Any
 
 __all__ = [
     "FORGETTING",
-    "MAIN_SCORES",
-    "SCORES",
-    "SCORE_TITLES",
     "AccuracyMatrix",
-    "acc_so_far",
     "average_accuracy",
     "average_incremental_accuracy",
     "backward_transfer",
     "forgetting",
     "forward_transfer",
     "learning_accuracy",
-    "score",
 ]
 
 Row = Sequence[int | None]
+
+
+class Accuracies:
+    """Accuracies after each task, in percent or as fractions; None where nothing was measured.
+
+    Args:
+        rows: (T, up to T) accuracies: row i after task i, one column per task.
+        before: (T,) accuracies of the untrained network; None if not measured.
+    """
+
+    def __init__(self, rows: Iterable[Iterable[Any]], before: Iterable[Any] | None = None) -> None:
+        self.rows = [[_accuracy(value) for value in row] for row in rows]
+        self.before = [_accuracy(value) for value in (() if before is None else before)]
+        self.tasks = len(self.rows)
+        if not self.rows or any(len(row) > self.tasks for row in self.rows):
+            lengths = [len(row) for row in self.rows]
+            raise ValueError(f"accuracies: expected a (tasks, tasks) matrix, got rows of {lengths}.")
+
+    def at_or_zero(self, row: int, task: int) -> float:
+        """Accuracy, or 0 if it was not measured."""
+        return (self.rows[row][task] if task < len(self.rows[row]) else None) or 0.0
+
+    def at(self, row: int, task: int) -> float:
+        """Accuracy; a `ValueError` if it was not measured."""
+        value = self.rows[row][task] if task < len(self.rows[row]) else None
+        if value is None:
+            raise ValueError(
+                f"accuracies: the one on task {task} after task {row} is missing. The setting evaluate.ahead=true "
+                f"measures tasks before they are learned."
+            )
+        return value
+
+    def untrained(self) -> list[float]:
+        """Accuracies of the untrained network; a `ValueError` if they were not measured."""
+        values = [value for value in self.before if value is not None]
+        if len(values) != self.tasks:
+            raise ValueError(
+                "accuracies: forward transfer needs those of the untrained network on every task, which the setting "
+                "evaluate.ahead=true measures."
+            )
+        return values
+
+
+def _accuracy(value: Any) -> float | None:
+    number = None if value is None else float(value)
+    if number is None or isnan(number):
+        return None
+    if not 0 <= number <= 100:
+        raise ValueError(f"accuracies: {number} is not from 0 to 100, nor a fraction from 0 to 1.")
+    return number
 
 
 @dataclass(frozen=True)
@@ -55,7 +105,7 @@ class AccuracyMatrix:
 
     Example:
         >>> matrix = AccuracyMatrix(correct=[[90, None], [60, 80]], total=[100, 100])
-        >>> acc(matrix), la(matrix), fm(matrix)
+        >>> average_accuracy(matrix), learning_accuracy(matrix), forgetting(matrix)
         (70.0, 85.0, 30.0)
     """
 
@@ -82,35 +132,18 @@ class AccuracyMatrix:
     def tasks(self) -> int:
         return len(self.total)
 
+    @cached_property
+    def percent(self) -> Accuracies:
+        """Accuracies in percent."""
+        *rows, before = (
+            [None if count is None else 100 * count / total for count, total in zip(row, self.total, strict=False)]
+            for row in [*self.correct, self.before or ()]
+        )
+        return Accuracies(rows, before)
+
     def at(self, row: int, task: int) -> float:
-        """Accuracy in percent.
-
-        Raises:
-            ValueError: If it was not measured.
-        """
-        count = self.correct[row][task]
-        if count is None:
-            raise ValueError(
-                f"AccuracyMatrix: task {task} was not measured after task {row}. "
-                f"Run with --set evaluate.ahead=true to measure tasks before they are learned."
-            )
-        return 100 * count / self.total[task]
-
-    def at_or_zero(self, row: int, task: int) -> float:
-        """Return the accuracy in percent, or 0 if it was not measured."""
-        return 0.0 if self.correct[row][task] is None else self.at(row, task)
-
-    def untrained(self) -> list[float]:
-        """Return the accuracies of the untrained network in percent.
-
-        Raises:
-            ValueError: If they were not measured.
-        """
-        if self.before is None or any(count is None for count in self.before):
-            raise ValueError(
-                "AccuracyMatrix: fwt needs the accuracies before the first task. Run with --set evaluate.ahead=true."
-            )
-        return [100 * (count or 0) / total for count, total in zip(self.before, self.total, strict=True)]
+        """Accuracy in percent; a `ValueError` if it was not measured."""
+        return self.percent.at(row, task)
 
 
 # Tables print the first line of the docstring of a forgetting score as its definition.
@@ -126,7 +159,7 @@ def la(m: Accuracies) -> float:
     return fmean(m.at(i, i) for i in range(m.tasks))
 
 
-def acc_so_far(m: Accuracies) -> list[float]:
+def acc_so_far(m: Accuracies | AccuracyMatrix) -> list[float]:
     """Mean accuracy on all tasks learned so far, after each task.
 
     Example:
@@ -216,7 +249,7 @@ def score(matrix: AccuracyMatrix, name: str) -> float:
     """
     if name not in SCORES:
         raise ValueError(f"score: unknown score {name!r}. There are {', '.join(SCORES)}.")
-    return SCORES[name](matrix)
+    return SCORES[name](matrix.percent)
 
 
 # Definitions of `forgetting`, by name.
@@ -230,48 +263,11 @@ FORGETTING: dict[str, Callable[[Accuracies], float]] = {
 }
 
 
-class _PlainAccuracies:
-    """Accuracies from nested sequences or an array: None and NaN are missing, and so are the ends of short rows."""
-
-    def __init__(self, matrix: Iterable[Iterable[Any]], before: Iterable[Any] | None) -> None:
-        rows = [[_accuracy(value) for value in row] for row in matrix]
-        self.tasks = len(rows)
-        if not rows or any(len(row) > self.tasks for row in rows):
-            raise ValueError(f"accuracies: expected a (tasks, tasks) matrix, got rows of {[len(row) for row in rows]}.")
-        self._rows = [row + [None] * (self.tasks - len(row)) for row in rows]
-        self._before = [_accuracy(value) for value in (() if before is None else before)]
-
-    def at(self, row: int, task: int) -> float:
-        value = self._rows[row][task]
-        if value is None:
-            raise ValueError(f"accuracies: the accuracy on task {task} after task {row} is missing, but needed.")
-        return value
-
-    def at_or_zero(self, row: int, task: int) -> float:
-        return self._rows[row][task] or 0.0
-
-    def untrained(self) -> list[float]:
-        values = [value for value in self._before if value is not None]
-        if len(values) != self.tasks:
-            raise ValueError("untrained: forward transfer needs the accuracy of the untrained network on every task.")
-        return values
-
-
-Accuracies = AccuracyMatrix | _PlainAccuracies
 Matrix = AccuracyMatrix | Iterable[Iterable[Any]]
 
 
-def _accuracy(value: Any) -> float | None:
-    number = None if value is None else float(value)
-    if number is None or isnan(number):
-        return None
-    if not 0 <= number <= 100:
-        raise ValueError(f"accuracies: {number} is not from 0 to 100, nor a fraction from 0 to 1.")
-    return number
-
-
 def _accuracies(matrix: Matrix, untrained: Iterable[Any] | None = None) -> Accuracies:
-    return matrix if isinstance(matrix, AccuracyMatrix) else _PlainAccuracies(matrix, untrained)
+    return matrix.percent if isinstance(matrix, AccuracyMatrix) else Accuracies(matrix, untrained)
 
 
 def average_accuracy(matrix: Matrix) -> float:
@@ -379,3 +375,40 @@ def forward_transfer(matrix: Matrix, untrained: Iterable[Any] | None = None) -> 
         7.0
     """
     return fwt(_accuracies(matrix, untrained))
+
+
+# --- Scores after one task -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """Scores after a task, in percent, by name: ``accuracy``, or ``c_f1``, ``o_f1`` and ``map`` of multi-label data.
+
+    Attributes:
+        by_task: Scores on the test samples of each task; None where nothing was measured.
+        so_far: Scores on all tasks learned so far. Accuracy is the mean over these tasks.
+
+    Example:
+        >>> TaskScores({"accuracy": [60.0, 80.0]}, {"accuracy": 70.0}).so_far["accuracy"]
+        70.0
+    """
+
+    by_task: Mapping[str, Sequence[float | None]]
+    so_far: Mapping[str, float]
+
+
+def accuracy_scores(correct: Sequence[int | None], total: Sequence[int], task: int) -> TaskScores:
+    """Return the accuracies after a task.
+
+    Args:
+        correct: Correct predictions on each task; None where nothing was measured.
+        total: Test samples of each task.
+        task: Index of the task that was learned last.
+
+    Example:
+        >>> accuracy_scores([60, 80, None], [100, 100, 100], task=1)
+        TaskScores(by_task={'accuracy': [60.0, 80.0, None]}, so_far={'accuracy': 70.0})
+    """
+    values = [None if count is None else 100 * count / of for count, of in zip(correct, total, strict=True)]
+    learned = [value for value in values[: task + 1] if value is not None]
+    return TaskScores({"accuracy": values}, {"accuracy": fmean(learned)})

