@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
-    from contnorm.paper.run import TableOptions, TableResult, TableVariant, read_table, recipe_status, run_table
+    from contnorm.paper.run import TableOptions, TableResult, read_table, recipe_status, run_table
     from contnorm.paper.tune import TuneOptions, TuneResult, tune
 
-_NAMES = {
-    "recipe": ("Recipe", "find_recipe", "recipe_names"),
-    "run": ("TableOptions", "TableResult", "TableVariant", "read_table", "recipe_status", "run_table"),
-    "tune": ("TuneOptions", "TuneResult", "tune"),
-}
-__all__ = [*_NAMES["recipe"], *_NAMES["run"], *_NAMES["tune"]]
+__all__ = [
+    "Recipe", "TableOptions", "TableResult", "TuneOptions", "TuneResult", "find_recipe", "read_table",
+    "recipe_names", "recipe_status", "run_table", "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(import_module(f"contnorm.paper.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = {"Recipe": "recipe", "find_recipe": "recipe", "recipe_names": "recipe"}.get(name)
+    module = module or ("tune" if name.lower().startswith("tune") else "run")
+    return getattr(import_module(f"contnorm.paper.{module}"), name)

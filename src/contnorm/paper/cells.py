@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from contnorm.bench.config.defaults import frozen_label
 from contnorm.bench.config.schema import PRECISIONS, RunConfig, merge_settings
-from contnorm.bench.metrics import acc_so_far, score
 from contnorm.bench.label_metrics import LABEL_SCORES, label_score
+from contnorm.bench.metrics import acc_so_far, score
 from contnorm.bench.records import DIVERGED, Record, Runs
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
-from contnorm.paper.published import PublishedNumber, find
+from contnorm.paper.published import PublishedNumber, published
 from contnorm.paper.recipe import DIMENSIONS, VIEWS, Recipe, RunGrid, View, drift_parts
 from contnorm.registry import find_norm, numbered_name
 
@@ -119,7 +119,7 @@ def cells_of(recipe: Recipe) -> list[RecipeCell]:
 def _cells(recipe: Recipe, grid: RunGrid) -> Iterator[RecipeCell]:
     settings = merge_settings(recipe.settings, grid.settings)
     sizes = list(product(grid.buffers, grid.forwards, grid.batches, grid.replays))
-    numbers = recipe.numbers or find(table=recipe.table)
+    numbers = recipe.numbers or [number for number in published() if number.table == recipe.table]
     for stream, strategy, given, norm, name in product(grid.streams, grid.strategies, sizes, grid.norms, grid.views):
         (spec, groups), view = find_norm(norm["name"]), VIEWS[name]
         place = {

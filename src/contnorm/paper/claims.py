@@ -99,7 +99,7 @@ def comparisons_of(claim: Claim, cells: Sequence[RecipeCell]) -> Iterator[CellCo
         if claim.kind in ("under", "flat") or claim.than_score:
             yield CellComparison(cell)
         for than in claim.than:
-            partners = [partner for partner in cells if comparable(cell, partner, than)]
+            partners: list[RecipeCell | None] = [partner for partner in cells if comparable(cell, partner, than)]
             yield from (CellComparison(cell, partner, than) for partner in partners or [None])
 
 
@@ -223,7 +223,10 @@ def decide_claims(
         absent = (cell for cell in cells_of(recipe) if tuple(cell.place.items()) not in places)
         cells |= {cell: MeasuredCell(cell, {}) for cell in absent}
     compared = [
-        (claim, [_Comparison(claim, one, [cells[cell] for cell in one.cells]) for one in comparisons_of(claim, [*cells])])
+        (
+            claim,
+            [_Comparison(claim, one, [cells[cell] for cell in one.cells]) for one in comparisons_of(claim, [*cells])],
+        )
         for claim in recipe.claims
     ]
     families = {} if rule is None else _families([one for _, some in compared for one in some], rule, recipe.ours)
@@ -247,7 +250,11 @@ class _Comparison:
     def key(self) -> Hashable:
         """Equal for comparisons of the same cells and scores, which share an interval."""
         statistic = "change" if self.claim.kind == "flat" else "mean"
-        return frozenset(self.of.cells), statistic, frozenset({self.claim.score, self.claim.than_score or self.claim.score})
+        return (
+            frozenset(self.of.cells),
+            statistic,
+            frozenset({self.claim.score, self.claim.than_score or self.claim.score}),
+        )
 
     @cached_property
     def scores(self) -> list[dict[int, float]]:

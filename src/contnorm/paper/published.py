@@ -83,9 +83,8 @@ class PublishedRow(PublishedPlace):
         """
         place: dict[str, Any] = {key: value for key, value in vars(self).items() if key != "values"}
         for metric, value in self.values.items():
-            yield PublishedNumber(
-                **place, table=table, metric=metric, **dict(zip(("mean", "std", "flag"), value, strict=False))
-            )
+            numbers: dict[str, Any] = dict(zip(("mean", "std", "flag"), value, strict=False))
+            yield PublishedNumber(**place, table=table, metric=metric, **numbers)
 
 
 @cache
@@ -155,7 +154,8 @@ def compare_published(values: Sequence[float], mean: float, std: float | None, r
     why = "the published std is 0" if std == 0 else ""  # without a spread an interval would have no width
     if len(values) < 2 or math.isnan(spread) or spread == 0:
         why = "one seed" if len(values) < 2 else "a seed has no value" if spread else "our seeds are all equal"
-    interval, verdict = None, "none"
+    interval: Interval | None = None
+    verdict: Verdict = "none"
     if not why:
         interval = t_interval([v - mean for v in values]) if std is None else welch_interval(values, mean, std, runs)
     if interval is not None:

@@ -20,8 +20,8 @@ from contnorm.bench.components import is_user_code
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import from_dict, show_value
 from contnorm.bench.config.sources import parse_toml, read_toml_text, refuse_code
-from contnorm.bench.metrics import SCORE_TITLES, SCORES
 from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORE_TITLES, SCORES
 from contnorm.bench.strategies.registry import STRATEGIES
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import RUNS, PublishedNumber, PublishedRow
@@ -271,8 +271,8 @@ def find_recipe(name: str) -> Recipe:
 def parse_recipe(name: str, text: str, where: str) -> Recipe:
     """Parse a recipe; error messages begin with ``where``."""
     recipe = replace(checked(Recipe, parse_toml(text, where), where), name=name)
-    for part in (*recipe.runs, *recipe.selected):
-        if {"precision", "deterministic"} & part.settings.get("train", {}).keys():
+    for settings in [*(grid.settings for grid in recipe.runs), *(one.settings for one in recipe.selected)]:
+        if {"precision", "deterministic"} & settings.get("train", {}).keys():
             raise UserError(f"{where}: sets the precision of some runs. A table has one: set it under [settings].")
     for metric in (number.metric for number in recipe.numbers if number.metric not in recipe.scores):
         raise UserError(f"{where}: published: {unknown('metric of [scores]', metric, recipe.scores)}")

@@ -37,10 +37,17 @@ from contnorm.paper.cells import (
     numerics_of,
     with_numerics,
 )
-from contnorm.paper.claims import CellComparison, ClaimResult, StagedRule, decide_claims
+from contnorm.paper.claims import CellComparison, StagedRule
 from contnorm.paper.published import RUNS
 from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
-from contnorm.paper.selection import Selection, Variant, find_selection, fresh_variant, read_selection, variants_of
+from contnorm.paper.selection import (
+    Selection,
+    TableVariant,
+    find_selection,
+    fresh_variant,
+    read_selection,
+    variants_of,
+)
 
 log = logging.getLogger("contnorm")
 RATE_CHOICES = ("one", "best", "both")
@@ -87,42 +94,6 @@ class TableOptions:
     def modified(self) -> bool:
         """Whether the runs differ from the recipe's, so that they can't be compared with the paper."""
         return self.max_steps is not None or bool(self.settings)
-
-
-@dataclass(frozen=True)
-class TableVariant:
-    """A recipe's cells with one choice of settings and seeds.
-
-    Attributes:
-        title: Which settings and seeds it has; empty if there is only one variant.
-        recipe: The recipe, with the chosen learning rates if there are some.
-        cells: The cells, with their records once they are run.
-        rule: The staged rule that decides the claims, if the records are of fresh seeds; None for exploratory seeds.
-        others: With a rule, the cells that are not selected; they are not shown, but count for the claims.
-        unchosen: Number of cells that are left out because no learning rate was chosen for them.
-    """
-
-    title: str
-    recipe: Recipe
-    cells: Sequence[MeasuredCell]
-    rule: StagedRule | None = None
-    others: Sequence[MeasuredCell] = ()
-    unchosen: int = 0
-
-    @property
-    def claims(self) -> tuple[ClaimResult, ...]:
-        """The claims of the recipe, decided by the records of the cells."""
-        return decide_claims(self.recipe, [*self.cells, *self.others], self.rule)
-
-    @property
-    def missing(self) -> list[str]:
-        """Labels of the cells that were not run."""
-        return [one.cell.label for one in self.cells if not one.run]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every cell of the recipe was run."""
-        return not self.missing and len(self.cells) == len(cells_of(self.recipe))
 
 
 @dataclass(frozen=True)
@@ -193,16 +164,6 @@ def read_table(recipe: str | Recipe, options: TableOptions | None = None) -> Tab
     return _Table(recipe, options or TableOptions()).result()
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A variant of a table: the cells that are shown, and the settings of the runs of all its cells."""
-
-    variant: Variant
-    shown: Sequence[RecipeCell]
-    configs: Mapping[RecipeCell, RunConfig]
-    seeds: range
-
-
 class _Table:
     """A recipe with its options; reads the records of its runs."""
 
@@ -243,30 +204,33 @@ class _Table:
         """The records so far."""
         return RecordIndex(Store(self.folder).load_all())
 
-    def exploratory(self, index: RecordIndex) -> list[_Part]:
-        """The variants that the option ``lr`` selects, all in one precision."""
+    def exploratory(self, index: RecordIndex) -> tuple[list[TableVariant], dict[RecipeCell, RunConfig]]:
+        """The variants that the option ``lr`` selects, and the settings of their runs, all in one precision."""
         selection = self._selection()
         variants = variants_of(self.recipe, selection)
         if selection is None:
             variants = variants[-1:]
         elif self.options.lr != "both" or self.recipe.ours:
             variants = variants[:1] if self.options.lr == "one" else variants[1:]
-        shown = [self._selected(variant.cells) for variant in variants]
-        configs = self._configs([cell for cells in shown for cell in cells], index, self.seeds)
-        return [
-            _Part(variant, cells, {cell: configs[cell] for cell in cells}, self.seeds)
-            for variant, cells in zip(variants, shown, strict=True)
-        ]
+        variants = [replace(one, cells=self.selected(one.cells)) for one in variants]
+        return variants, self._configs([one.cell for variant in variants for one in variant.cells], index, self.seeds)
 
-    def fresh(self, index: RecordIndex) -> _Part:
-        """The variant of fresh seeds, in the precision of the recorded ones, or of lower seeds if there are none."""
-        variant = fresh_variant(self.recipe, None if self.options.lr == "one" else self._selection(refined=True))
-        recorded = any(one.run for one in index.measure(self._configs(variant.cells, index, FRESH_SEEDS), FRESH_SEEDS))
-        configs = self._configs(variant.cells, index, FRESH_SEEDS if recorded else range(FIRST_SEED))
-        return _Part(variant, self._selected(variant.cells), configs, FRESH_SEEDS)
+    def fresh(self, index: RecordIndex) -> tuple[TableVariant, dict[RecipeCell, RunConfig]]:
+        """The variant of fresh seeds, and the settings of the runs of all its cells.
 
-    def _selected(self, cells: Iterable[RecipeCell]) -> list[RecipeCell]:
-        return [cell for cell in cells if tuple(cell.place.items()) in self._places]
+        The precision is that of the recorded fresh seeds, or of lower seeds if there are none.
+        """
+        selection = None if self.options.lr == "one" else self._selection(refined=True)
+        variant = fresh_variant(self.recipe, selection, StagedRule(self.options.margin, self.options.max_seeds))
+        cells = [one.cell for one in variant.cells]
+        configs = self._configs(cells, index, FRESH_SEEDS)
+        if not any(one.run for one in index.measure(configs, FRESH_SEEDS)):
+            configs = self._configs(cells, index, range(FIRST_SEED))
+        return variant, configs
+
+    def selected(self, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
+        """The cells that the filters select."""
+        return [one for one in cells if tuple(one.cell.place.items()) in self._places]
 
     def _configs(self, cells: Sequence[RecipeCell], index: RecordIndex, seeds: range) -> dict[RecipeCell, RunConfig]:
         """Settings of the runs of some cells, in the precision of the table."""
@@ -286,19 +250,15 @@ class _Table:
             )
         return selection
 
-    def measure(self, part: _Part, index: RecordIndex) -> TableVariant:
-        """A variant with its records."""
-        numerics = numerics_of(next(iter(part.configs.values())))
-        measured = {one.cell: one for one in index.measure(part.configs, part.seeds, numerics)}
-        cells = [measured.pop(cell) for cell in part.shown]
-        rule = StagedRule(self.options.margin, self.options.max_seeds) if part.seeds == FRESH_SEEDS else None
-        return TableVariant(part.variant.title, part.variant.recipe, cells, rule, [*measured.values()], part.variant.unchosen)
-
-    def decidable(self, part: _Part, index: RecordIndex) -> list[tuple[CellComparison, bool]]:
-        """Comparisons of shown cells that seeds can decide, and whether each is decided."""
-        shown = set(part.shown)
-        every = [one for claim in self.measure(part, index).claims for one in claim.decidable]
-        return [(one, decided) for one, decided in every if shown.issuperset(one.cells)]
+    def measure(
+        self, variant: TableVariant, configs: Mapping[RecipeCell, RunConfig], index: RecordIndex
+    ) -> TableVariant:
+        """A variant with its records; of fresh seeds, the cells that the filters leave out count for the claims."""
+        numerics = numerics_of(next(iter(configs.values())))
+        seeds = self.seeds if variant.rule is None else FRESH_SEEDS
+        cells = index.measure({one.cell: configs[one.cell] for one in variant.cells}, seeds, numerics)
+        shown = self.selected(cells)
+        return replace(variant, cells=shown, others=[one for one in cells if one not in shown])
 
     def result(self) -> TableResult:
         """The cells with their records.
@@ -307,41 +267,55 @@ class _Table:
             UserError: If no run is recorded.
         """
         index, options = self.read(), self.options
-        parts = [] if options.until_decided else self.exploratory(index)
-        variants = [self.measure(part, index) for part in parts]
-        lacking = [one for part in parts for one in part.configs.values() if len(index.records(one, self.seeds)) < len(self.seeds)]
+        variants, lacking = list[TableVariant](), list[RunConfig]()
+        if not options.until_decided:
+            plans, configs = self.exploratory(index)
+            variants = [self.measure(plan, configs, index) for plan in plans]
+            lacking = [one for one in configs.values() if len(index.records(one, self.seeds)) < len(self.seeds)]
         if options.until_decided or not options.modified:
-            part = self.fresh(index)
-            variant = self.measure(part, index)
-            looked = (len(one.records) + len(one.diverged) >= LOOKS[0] for one in (*variant.cells, *variant.others))
+            plan, configs = self.fresh(index)
+            fresh = self.measure(plan, configs, index)
+            looked = (len(one.records) + len(one.diverged) >= LOOKS[0] for one in (*fresh.cells, *fresh.others))
             if options.until_decided or any(looked):
-                variants.append(variant)
+                variants.append(fresh)
             if options.until_decided:
-                cells = {cell for one, done in self.decidable(part, index) if not done for cell in one.cells}
-                last = FRESH_SEEDS[: looks_up_to(options.max_seeds)[-1]]
-                lacking = [config for cell in cells if len(index.records(config := part.configs[cell], last)) < len(last)]
-        sources = sorted({str(config.stream.source) for config in lacking})
-        missing = [missing_data_message(self.recipe, one, self.root) for one in sources if not is_present(one, self.root)]
-        if not any(one.run for variant in variants for one in variant.cells):
+                seeds = FRESH_SEEDS[: looks_up_to(options.max_seeds)[-1]]
+                undecided = [one for one, decided in decidable(fresh) if not decided]
+                wanted = [configs[cell] for one in undecided for cell in one.cells]
+                lacking = [one for one in wanted if len(index.records(one, seeds)) < len(seeds)]
+        missing = [missing_data_message(self.recipe, source, self.root) for source in self.absent(lacking)]
+        if not any(variant.run for variant in variants):
             raise UserError(" ".join([*index.problems, *missing]) or f"no run under {self.folder} is of this table.")
-        typed, published = self.typed.get("stream", {}).get("source"), self.recipe.table or self.recipe.published
-        others = {cell.source for variant in variants for cell in [one.cell for one in variant.cells] if published}
-        notes = [
-            f"Our runs use {typed} instead of the recipe's {source}, so the published numbers can't be compared with them."
-            for source in sorted(others - {typed})
-            if typed is not None
-        ]
+        notes, typed = list[str](), self.typed.get("stream", {}).get("source")
+        cells = [one.cell for variant in variants for one in variant.cells]
+        for source in dict.fromkeys(cell.source for cell in cells if cell.published):
+            if typed not in (None, source):
+                what = f"Our runs use {typed} instead of the recipe's {source}"
+                notes.append(f"{what}, so the published numbers can't be compared with them.")
         return TableResult(self.recipe, variants, options.modified, notes, missing, index.problems)
+
+    def absent(self, configs: Iterable[RunConfig]) -> list[str]:
+        """Data sets of some runs that are not present."""
+        sources = dict.fromkeys(str(config.stream.source) for config in configs)
+        return [source for source in sources if not is_present(source, self.root)]
+
+
+def decidable(variant: TableVariant) -> list[tuple[CellComparison, bool]]:
+    """Comparisons of shown cells that seeds can decide, and whether each is decided."""
+    shown = {one.cell for one in variant.cells}
+    every = [one for claim in variant.claims for one in claim.decidable]
+    return [(one, decided) for one, decided in every if shown.issuperset(one.cells)]
 
 
 def _run_seeds(table: _Table, console: Console | None) -> None:
     """Run the exploratory seeds of all variants."""
     index = table.read()
-    parts = table.exploratory(index)
-    configs = list(dict.fromkeys(config for part in parts for config in part.configs.values()))
-    present = [config for config in configs if is_present(str(config.stream.source), table.root)]
+    _, by_cell = table.exploratory(index)
+    configs = list(dict.fromkeys(by_cell.values()))
+    absent = table.absent(configs)
+    present = [config for config in configs if config.stream.source not in absent]
     missing = sum(len(table.seeds) - len(index.records(config, table.seeds)) for config in present)
-    numerics, usual = numerics_of(configs[0]), numerics_of(config_of(parts[0].shown[0], table.root, table.typed))
+    usual, numerics = numerics_of(config_of(next(iter(by_cell)), table.root, table.typed)), numerics_of(configs[0])
     if missing and numerics != usual:
         log.warning(
             f"{missing} of {len(present) * len(table.seeds)} runs are missing. They use {numerics}, as most recorded "
@@ -356,38 +330,40 @@ def _run_stages(table: _Table, console: Console | None) -> None:
     Only the cells of undecided cases get the seeds of the next look. A case whose data is absent gets none.
     """
     index = table.read()
-    part, limit = table.fresh(index), table.options.max_seeds
-    if not table.decidable(part, index):
+    variant, configs = table.fresh(index)
+    if not decidable(table.measure(variant, configs, index)):
         raise UserError(
             f"--until-decided: {table.recipe.name} has no claim that compares the selected cells with each other. "
             f"Select both sides of a claim, such as --only norm=cn --only norm=bn, or leave --only out."
         )
-    absent = [cell for cell, config in part.configs.items() if not is_present(str(config.stream.source), table.root)]
+    sources, limit = table.absent(configs.values()), table.options.max_seeds
 
-    def state(look: int) -> tuple[int, list[CellComparison], dict[RunConfig, None]]:
-        """Number of cases with data, those that are undecided, and the runs that need the seeds of a look."""
+    def state(look: int) -> tuple[int, int, list[RunConfig]]:
+        """Number of cases with data and of those that are undecided, and the runs that need the seeds of a look."""
 
-        def without(seeds: int) -> set[RecipeCell]:
-            return {cell for cell in absent if len(index.records(part.configs[cell], FRESH_SEEDS[:seeds])) < seeds}
+        def lacks(cell: RecipeCell, seeds: int) -> bool:
+            config = configs[cell]
+            return config.stream.source in sources and len(index.records(config, FRESH_SEEDS[:seeds])) < seeds
 
-        cases = [case for case in table.decidable(part, index) if without(LOOKS[0]).isdisjoint(case[0].cells)]
-        undecided = [one for one, decided in cases if not decided]
-        cells = [cell for one in undecided if without(look).isdisjoint(one.cells) for cell in one.cells]
-        return len(cases), undecided, dict.fromkeys(part.configs[cell] for cell in cells)
+        cases = decidable(table.measure(variant, configs, index))
+        cases = [case for case in cases if not any(lacks(cell, LOOKS[0]) for cell in case[0].cells)]
+        undecided = [one.cells for one, decided in cases if not decided]
+        wanted = [cell for cells in undecided if not any(lacks(cell, look) for cell in cells) for cell in cells]
+        return len(cases), len(undecided), list(dict.fromkeys(configs[cell] for cell in wanted))
 
     for look in looks_up_to(limit):
+        total, undecided, wanted = state(look)
         seeds = FRESH_SEEDS[:look]
-        total, undecided, configs = state(look)
-        missing = sum(look - len(index.records(config, seeds)) for config in configs)
+        missing = sum(look - len(index.records(config, seeds)) for config in wanted)
         if missing:
-            _print(f"Look at {look} seeds: {_are(len(undecided), total)} undecided; {missing} runs are missing.", console)
-            table.run([Run(config, seed) for config in configs for seed in seeds], console)
+            _print(f"Look at {look} seeds: {_are(undecided, total)} undecided; {missing} runs are missing.", console)
+            table.run([Run(config, seed) for config in wanted for seed in seeds], console)
             index = table.read()
-            if any(len(index.records(config, seeds)) < look for config in configs):  # of an archive
+            if any(len(index.records(config, seeds)) < look for config in wanted):  # of an archive
                 return
     total, undecided, _ = state(LOOKS[0])
     within = f" within the limit of {limit} seeds" if undecided else ""
-    _print(f"{_are(total - len(undecided), total)} decided{within}.", console)
+    _print(f"{_are(total - undecided, total)} decided{within}.", console)
 
 
 def _are(count: int, total: int) -> str:
@@ -503,7 +479,7 @@ def recipe_status(
 def _done(recipe: Recipe, seeds: range, root: Path, runs: Path, index: RecordIndex) -> str:
     """Number of recorded runs in the precision of the table, of all, and of diverged runs."""
     variants = variants_of(recipe, selection := selection_of(recipe, runs))
-    cells = [cell for one in (variants if selection else variants[-1:]) for cell in one.cells]
+    cells = [one.cell for variant in (variants if selection else variants[-1:]) for one in variant.cells]
     configs = {config_of(cell, root): cell for cell in cells}
     usual, numerics = numerics_of(next(iter(configs))), index.numerics(configs, seeds)
     measured = index.measure({cell: config for config, cell in configs.items()}, seeds, numerics)

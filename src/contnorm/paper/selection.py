@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from contnorm.bench.grid import LEARNING_RATES, best_candidate
 from contnorm.bench.records import spread_over_seeds
 from contnorm.bench.sequential import FIRST_SEED
 from contnorm.errors import UserError
-from contnorm.paper.cells import RecipeCell, cells_of, matches
+from contnorm.paper.cells import MeasuredCell, RecipeCell, cells_of, matches
+from contnorm.paper.claims import ClaimResult, StagedRule, decide_claims
 from contnorm.paper.recipe import Recipe, SelectedSettings, Selector, checked
 
 RATES = LEARNING_RATES
@@ -190,24 +192,46 @@ FRESH = f"Fresh seeds, from {FIRST_SEED} on"
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Cells of a recipe with one choice of settings and seeds.
+class TableVariant:
+    """A recipe's cells with one choice of settings and seeds.
 
     Attributes:
-        title: Which settings and seeds it has; empty if the table has only one variant.
+        title: Which settings and seeds it has; empty if there is only one variant.
         recipe: The recipe, with the chosen settings if there are some.
-        cells: Its cells.
+        cells: The cells, with their records once they are run.
+        rule: The staged rule that decides the claims, if the records are of fresh seeds; None for exploratory seeds.
+        others: With a rule, the cells that are not selected; they are not shown, but count for the claims.
         unchosen: Number of cells that are left out because no learning rate was chosen for them.
+        replaces: Title of the variant with exploratory seeds whose claims this one decides anew with fresh seeds; None
+            for a variant with exploratory seeds.
     """
 
     title: str
     recipe: Recipe
-    cells: Sequence[RecipeCell]
+    cells: Sequence[MeasuredCell]
+    rule: StagedRule | None = None
+    others: Sequence[MeasuredCell] = ()
     unchosen: int = 0
+    replaces: str | None = None
+
+    @cached_property
+    def claims(self) -> tuple[ClaimResult, ...]:
+        """The claims of the recipe, decided by the records of the cells."""
+        return decide_claims(self.recipe, [*self.cells, *self.others], self.rule)
+
+    @property
+    def run(self) -> bool:
+        """Whether any cell was run."""
+        return any(one.run for one in self.cells)
+
+    @property
+    def missing(self) -> list[str]:
+        """Labels of the cells that were not run."""
+        return [one.cell.label for one in self.cells if not one.run]
 
 
-def variants_of(recipe: Recipe, selection: Selection | None) -> list[Variant]:
-    """Variants of a table for exploratory seeds: with the same settings for all norms, and with chosen ones.
+def variants_of(recipe: Recipe, selection: Selection | None) -> list[TableVariant]:
+    """Variants of a table for exploratory seeds, without records: with equal settings for all norms, and chosen ones.
 
     Example:
         >>> from contnorm.paper.recipe import find_recipe
@@ -215,24 +239,22 @@ def variants_of(recipe: Recipe, selection: Selection | None) -> list[Variant]:
         ['The same settings for all norms', 'Each norm with the settings chosen on the validation tasks']
     """
     if selection is None and not recipe.selected:
-        return [Variant("", recipe, cells_of(recipe))]
+        return [_variant("", recipe)]
     if selection is None:
-        same = replace(recipe, selected=())
-        return [Variant(ONE_FOR_ALL, same, cells_of(same)), Variant(RECIPES_OWN, recipe, cells_of(recipe))]
+        return [_variant(ONE_FOR_ALL, replace(recipe, selected=())), _variant(RECIPES_OWN, recipe)]
     title = RECIPES_OWN if recipe.selected else ONE_FOR_ALL
-    return [Variant(title, recipe, cells_of(recipe)), _chosen(CHOSEN, recipe, selection)]
+    return [_variant(title, recipe), _variant(CHOSEN, recipe, selection)]
 
 
-def fresh_variant(recipe: Recipe, selection: Selection | None) -> Variant:
+def fresh_variant(recipe: Recipe, selection: Selection | None, rule: StagedRule) -> TableVariant:
     """Variant for fresh seeds: with the settings chosen on validation tasks if there are some, else the recipe's."""
-    if selection is not None:
-        return _chosen(f"{FRESH}, {CHOSEN[:1].lower()}{CHOSEN[1:]}", recipe, selection)
-    own = f", {RECIPES_OWN[:1].lower()}{RECIPES_OWN[1:]}" if recipe.selected else ""
-    return Variant(f"{FRESH}{own}", recipe, cells_of(recipe))
+    replaces = CHOSEN if selection is not None else RECIPES_OWN if recipe.selected else ""
+    title = ", ".join(filter(None, [FRESH, replaces[:1].lower() + replaces[1:]]))
+    return replace(_variant(title, recipe, selection), rule=rule, replaces=replaces)
 
 
-def _chosen(title: str, recipe: Recipe, selection: Selection) -> Variant:
-    tuned = with_selection(recipe, selection)
+def _variant(title: str, recipe: Recipe, selection: Selection | None = None) -> TableVariant:
+    tuned = recipe if selection is None else with_selection(recipe, selection)
     every = cells_of(tuned)
-    covered = [cell for cell in every if selection.covers(cell)]
-    return Variant(title, tuned, covered, len(every) - len(covered))
+    cells = [MeasuredCell(cell, {}) for cell in every if selection is None or selection.covers(cell)]
+    return TableVariant(title, tuned, cells, unchosen=len(every) - len(cells))

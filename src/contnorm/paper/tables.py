@@ -1,4 +1,4 @@
-"""Rows of a table, the remarks below it, and the text of numbers, verdicts and claims, for terminal, pages and files."""
+"""Rows of a table, the remarks below it, and the text of numbers, verdicts and claims."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.config.schema import TrainConfig
 from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
-from contnorm.bench.metrics import SCORES
 from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.bench.records import Record, spread_over_seeds
 from contnorm.paper.cells import MeasuredCell, Numerics, numerics_of
 from contnorm.paper.published import PublishedComparison, PublishedNumber, compare_published
@@ -313,8 +313,9 @@ def forgetting_definitions(scores: Sequence[str]) -> list[str]:
         ["Forgetting is fm_first. Avalanche's: from the accuracy when the task had just been learned."]
     """
     forgetting = [name for name in scores if name.startswith("fm")]
-    notes = [f"Forgetting is {name}. {(SCORES[name].__doc__ or '').splitlines()[0]}" for name in forgetting if name in SCORES]
-    return [*notes, *([LABEL_FORGETTING] if any(name in LABEL_SCORES for name in forgetting) else [])]
+    texts = {name: (SCORES[name].__doc__ or "").splitlines()[0] for name in forgetting if name in SCORES}
+    of_labels = [LABEL_FORGETTING] if any(name in LABEL_SCORES for name in forgetting) else []
+    return [*(f"Forgetting is {name}. {text}" for name, text in texts.items()), *of_labels]
 
 
 # --- Claims ----------------------------------------------------------------------------------------------------------

@@ -24,12 +24,20 @@ from contnorm.bench.records import DIVERGED, Store
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError
 from contnorm.paper.cells import RecipeCell, RecordIndex, cells_of, filter_cells, numerics_of, with_numerics
-from contnorm.paper.recipe import Recipe, find_recipe
+from contnorm.paper.recipe import Dimension, Recipe, Selector, find_recipe
 from contnorm.paper.run import config_of, is_present, missing_data_message, selection_file, selection_of
-from contnorm.paper.selection import RATES, RateResult, SelectedRate, Selection, best_rate, read_selection, selection_text
+from contnorm.paper.selection import (
+    RATES,
+    RateResult,
+    SelectedRate,
+    Selection,
+    best_rate,
+    read_selection,
+    selection_text,
+)
 
 log = logging.getLogger("contnorm")
-GRID_KEYS = (
+GRID_KEYS: tuple[Dimension, ...] = (
     "stream", "strategy", "norm", "groups", "momentum", "schedule", "freeze_after", "layers", "buffer", "forward",
     "batch", "replay", "moments", "weights",
 )  # fmt: skip
@@ -82,7 +90,7 @@ class GridResult:
     """
 
     cell: RecipeCell
-    where: dict[str, object]
+    where: Selector
     seeds: int
     configs: dict[float, RunConfig]
     rates: list[RateResult] = field(default_factory=list)
@@ -93,6 +101,18 @@ class GridResult:
         place = self.cell.place
         buffer = f" buffer {place['buffer']}" if place["buffer"] is not None else ""
         return place["stream"], f"{place['strategy']}{buffer}", self.cell.norm.replace("*", "")
+
+    def config(self, rate: float, options: TuneOptions, root: Path) -> RunConfig:
+        """Settings of a run on all validation tasks, evaluated with running moments or the cell's own."""
+        train = {"lr": rate, "max_steps": options.max_steps, "precision": options.precision}
+        untuned = self.cell.place["moments"] in UNTUNED_MOMENTS
+        overrides = {
+            "stream": {"part": "validate", "tasks": None},
+            "train": {key: value for key, value in train.items() if value is not None},
+            "evaluate": {**({"moments": "running"} if untuned else {}), "drift": False},
+        }
+        config = config_of(self.cell, root, overrides)
+        return with_numerics(config, numerics_of(next(iter(self.configs.values())))) if self.configs else config
 
     @property
     def complete(self) -> bool:
@@ -158,16 +178,18 @@ def tune(recipe: str | Recipe, options: TuneOptions | None = None, *, console: C
     while True:
         runs = list[Run]()
         for grid, search in zip(grids, searches, strict=True):
-            configs = {rate: grid.configs.get(rate) or _on_validation(grid, rate, options, root) for rate in search.propose()}
-            if execution.store.read_only:  # an archive is not extended by runs that it lacks
-                every = {rate: len(index.records(config, seeds)) == options.seeds for rate, config in configs.items()}
-                configs = {rate: config for rate, config in configs.items() if rate in grid.configs or every[rate]}
-            grid.configs = dict(sorted({**grid.configs, **configs}.items()))
-            runs += [Run(config, seed) for config in configs.values() for seed in seeds]
+            for rate in search.propose():
+                config = grid.configs.get(rate) or grid.config(rate, options, root)
+                if (
+                    execution.store.read_only
+                    and rate not in grid.configs
+                    and len(index.records(config, seeds)) < len(seeds)
+                ):
+                    continue  # an archive is not extended by runs that it lacks
+                grid.configs[rate] = config
+                runs += [Run(config, seed) for seed in seeds]
         if not runs:
             break
-        if any(run.config.stream.part != "validate" for run in runs):  # no rate is chosen on tasks that a table reports on
-            raise RuntimeError("tune: a run is not on validation tasks")
         run_missing(runs, execution, console)
         index = RecordIndex(Store(options.runs).load_all())
         for grid, search in zip(grids, searches, strict=True):
@@ -190,9 +212,9 @@ def _grids(recipe: Recipe, options: TuneOptions, root: Path, index: RecordIndex)
         keys = [key for key in keys if key != "moments"]
     grids: dict[object, GridResult] = {}
     for cell in (cell for cell in cells if cell.place["stream"] not in without):
-        where = {key: "own" if cell.place[key] is None else cell.place[key] for key in keys}
+        where: Selector = {key: "own" if cell.place[key] is None else cell.place[key] for key in keys}
         grid = GridResult(cell, where, options.seeds, {})
-        grid.configs = {rate: _on_validation(grid, rate, options, root) for rate in sorted(set(options.rates))}
+        grid.configs = {rate: grid.config(rate, options, root) for rate in sorted(set(options.rates))}
         grids.setdefault((tuple(where.items()), tuple(grid.configs.values())), grid)
     seeds, configs = range(options.seeds), [config for grid in grids.values() for config in grid.configs.values()]
     if configs:
@@ -214,22 +236,9 @@ def _grids(recipe: Recipe, options: TuneOptions, root: Path, index: RecordIndex)
     return usable
 
 
-def _on_validation(grid: GridResult, rate: float, options: TuneOptions, root: Path) -> RunConfig:
-    """Settings of a run on all validation tasks, evaluated with running moments or the cell's own."""
-    train = {"lr": rate, "max_steps": options.max_steps, "precision": options.precision}
-    untuned = grid.cell.place["moments"] in UNTUNED_MOMENTS
-    overrides = {
-        "stream": {"part": "validate", "tasks": None},
-        "train": {key: value for key, value in train.items() if value is not None},
-        "evaluate": {**({"moments": "running"} if untuned else {}), "drift": False},
-    }
-    config = config_of(grid.cell, root, overrides)
-    return with_numerics(config, numerics_of(next(iter(grid.configs.values())))) if grid.configs else config
-
-
 def _results(grid: GridResult, index: RecordIndex, seeds: range) -> list[RateResult]:
     results = []
-    for rate, config in grid.configs.items():
+    for rate, config in sorted(grid.configs.items()):
         records = index.records(config, seeds).values()
         accuracies = [record.score("acc") for record in records if record.status != DIVERGED]
         results.append(RateResult.of(rate, accuracies, len(records) - len(accuracies)))
