@@ -26,7 +26,7 @@ from contnorm.bench.data.registry import SOURCES
 from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.streams.image_store import DeviceImages
+from contnorm.bench.streams.device import DeviceImages
 
 SOURCE_BY_SIZE = {32: "cifar100", 64: "tiny-imagenet"}  # by height and width of images
 PER_CLASS = {32: 100, 64: 16}  # images of a class, enough for the steps that are measured

@@ -7,6 +7,7 @@ clip paths, digits below a hundredth of a pixel) is removed, and the same figure
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,6 @@ from typing import Any, ParamSpec, TypeVar
 import matplotlib
 from matplotlib.figure import Figure
 
-from contnorm.bench.escape import escape_html
 from contnorm.bench.figures import COLORS
 
 __all__ = ["ID_PREFIX", "SCHEMES", "figure_style", "scheme_colors", "svg_file", "svg_of", "with_figure_style"]
@@ -123,7 +123,7 @@ def svg_of(figure: Figure, description: str) -> str:
     widths = f"width: {1.2 * width:.0f}px; min-width: {0.85 * width:.0f}px"  # scaled so that text is readable
     narrow = f'class="narrow" style="{widths}" ' if width < WIDEST else ""
     lines[0] = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape_html(description)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{html.escape(description)}" '
         f'viewBox="0 0 {width:g} {height:g}" {narrow}font-size="12" fill="currentColor" stroke-linejoin="round">'
     )
     return "\n".join(lines).replace("font-size: 12px; ", "").replace(' style="font-size: 12px"', "")

@@ -9,13 +9,26 @@ from contnorm.model_files import load_model, save_model
 from contnorm.moments.averaging import average_state_dicts
 from contnorm.moments.freeze import freeze_stats, frozen_stats
 from contnorm.moments.reestimate import reestimate
+from contnorm.norms.activation import (
+    EvoNorm1d,
+    EvoNorm2d,
+    EvoNorm3d,
+    FilterResponseNorm1d,
+    FilterResponseNorm2d,
+    FilterResponseNorm3d,
+)
 from contnorm.norms.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d, AdaptiveBalanceNorm3d
-from contnorm.norms.balanced import BalancedBatchNorm1d, BalancedBatchNorm2d, BalancedBatchNorm3d
-from contnorm.norms.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
-from contnorm.norms.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
+from contnorm.norms.base import NoNorm1d, NoNorm2d, NoNorm3d
+from contnorm.norms.batch import (
+    BalancedBatchNorm1d,
+    BalancedBatchNorm2d,
+    BalancedBatchNorm3d,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+)
+from contnorm.norms.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d, SyncContinualNorm
 from contnorm.norms.continual import ContinualNorm2d as CN  # noqa: N817
-from contnorm.norms.evonorm import EvoNorm1d, EvoNorm2d, EvoNorm3d
-from contnorm.norms.filter_response import FilterResponseNorm1d, FilterResponseNorm2d, FilterResponseNorm3d
 from contnorm.norms.group import (
     GroupNorm1d,
     GroupNorm2d,
@@ -27,12 +40,16 @@ from contnorm.norms.group import (
     LayerNorm2d,
     LayerNorm3d,
 )
-from contnorm.norms.instance_aware import InstanceAwareBatchNorm1d, InstanceAwareBatchNorm2d, InstanceAwareBatchNorm3d
-from contnorm.norms.none import NoNorm1d, NoNorm2d, NoNorm3d
 from contnorm.norms.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
-from contnorm.norms.robust import RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d
+from contnorm.norms.robust import (
+    InstanceAwareBatchNorm1d,
+    InstanceAwareBatchNorm2d,
+    InstanceAwareBatchNorm3d,
+    RobustBatchNorm1d,
+    RobustBatchNorm2d,
+    RobustBatchNorm3d,
+)
 from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
-from contnorm.norms.sync import SyncContinualNorm
 from contnorm.norms.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
 from contnorm.norms.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, WSGroupNorm3d
 from contnorm.registry import create_norm, register_norm, unregister_norm

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["draft_of", "write_atomically"]
-
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:

@@ -10,24 +10,6 @@ from torch import Tensor, nn
 
 from contnorm.errors import GroupsError
 
-__all__ = [
-    "auto_groups",
-    "check_batch",
-    "check_eps",
-    "check_group_size",
-    "check_input",
-    "check_model",
-    "check_momentum",
-    "check_number",
-    "check_residual",
-    "in_float64",
-    "nearest_groups",
-    "resolve_groups",
-    "statistics_dtype",
-    "updates_moments",
-    "widest",
-]
-
 MAX_AUTO_GROUPS = 32
 MIN_AUTO_CHANNELS = 2  # with one channel per group, group norm would be instance norm
 MIN_AUTO_CHANNELS_OF_ONE_POSITION = 8  # with one position, a group has only its channels: fewer give noisy moments

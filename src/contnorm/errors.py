@@ -10,8 +10,6 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GroupsError", "UserCodeError", "UserError", "check_count", "import_library", "unknown", "usable"]
-
 
 class GroupsError(ValueError):
     """The number of groups does not divide the number of channels.

@@ -7,15 +7,13 @@ Example:
     torch.Size([8, 64, 4, 4])
 """
 
+from contnorm.norms.activation import evonorm_s0, filter_response_norm
 from contnorm.norms.adaptive import balanced_batch_norm
 from contnorm.norms.batch import batch_norm
 from contnorm.norms.continual import continual_norm
-from contnorm.norms.evonorm import evonorm_s0
-from contnorm.norms.filter_response import filter_response_norm
 from contnorm.norms.group import group_norm, instance_norm, layer_norm
-from contnorm.norms.instance_aware import instance_aware_batch_norm
 from contnorm.norms.renorm import batch_renorm
-from contnorm.norms.robust import robust_batch_norm
+from contnorm.norms.robust import instance_aware_batch_norm, robust_batch_norm
 from contnorm.norms.switchable import switch_norm
 from contnorm.norms.task_balanced import task_balanced_batch_norm
 

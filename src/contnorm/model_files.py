@@ -18,8 +18,6 @@ from contnorm.atomic_files import draft_of
 from contnorm.checks import check_model
 from contnorm.convert.spec import apply_norm_spec, norm_spec, spec_differences
 
-__all__ = ["differences_from_file", "file_metadata", "load_model", "save_model", "sort_metadata"]
-
 _SPEC = "contnorm.norm_spec"
 _VERSION = "contnorm.version"
 

@@ -1,53 +1,60 @@
-"""Registry of all norms, and creation of norm layers by name.
+"""Registry of all norms, creation of norm layers by name, and plugins.
 
 This module does not import torch, so that listing the norms is fast; the module of a layer is imported when the layer
 is created. Code that handles all norms (`create_norm`, the converter, the conformance tests, the benchmarks) iterates
 over the registry. A norm added here, or registered with `register_norm`, is available in all of them.
+
+Plugins are installed packages that add norms, strategies, memories, networks and data sets. A package names a function
+in the entry point group ``contnorm.plugins``. The function is called once, when a name is used that this package does
+not have, or when components are listed. It calls the ``register_...`` functions. A plugin that fails is reported with
+one warning. Plugins are loaded in the order of the names of their packages, so that of two that register the same name
+always the same one fails.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from contnorm.errors import GroupsError, unknown
-from contnorm.plugins import BUILT_IN, Origin, current_origin, load_plugins
+from contnorm.errors import unknown
 
 if TYPE_CHECKING:
     from torch import nn
-
-__all__ = [
-    "DIMS",
-    "NORMS",
-    "Dim",
-    "LayerFactory",
-    "NormInfo",
-    "accepted_options",
-    "accepts_any_option",
-    "build_norm",
-    "check_options",
-    "create_norm",
-    "describe_norm",
-    "find_norm",
-    "layer_parameters",
-    "norm_class",
-    "norm_names",
-    "numbered_name",
-    "register_norm",
-    "register_spec",
-    "resolve_norm",
-    "unregister_norm",
-]
 
 Dim = Literal[1, 2, 3]
 DIMS: tuple[Dim, ...] = (1, 2, 3)
 # A class of layers, or a function that creates a layer: called with the number of channels and options by keyword.
 LayerFactory = Callable[..., "nn.Module"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a component comes from.
+
+    Attributes:
+        package: Name of the distribution; empty for a component that a program registered in this process.
+        version: Its version; empty if it is unknown.
+
+    Example:
+        >>> str(Origin("my-norms", "1.2")), str(Origin())
+        ('my-norms 1.2', 'this process')
+    """
+
+    package: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}".strip() or "this process"
+
+
+BUILT_IN = Origin("contnorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,7 @@ _GROUPED_MOMENTS: dict[str, Any] = {"grouped": True, "keeps_moments": True}
 
 # fmt: off
 _BUILT_INS = (
-    NormInfo("none", "NoNL", "none:NoNorm", "no normalization: the input as it is", _PHAM,
+    NormInfo("none", "NoNL", "base:NoNorm", "no normalization: the input as it is", _PHAM,
         cannot={"affine_parameters": "it has no parameters"}),
     NormInfo("bn", "BN", "batch:BatchNorm", "batch normalization; momentum=None averages all batches equally",
         "Ioffe and Szegedy, Batch Normalization, ICML 2015", keeps_moments=True, cannot=_STOCK),
@@ -133,11 +140,11 @@ _BUILT_INS = (
         "Cha et al., Rebalancing Batch Normalization, CVPR 2023", keeps_moments=True,
         cannot={**_NO_PIVOT, "batch_norm_keys": "its number of tasks is in no batch norm's checkpoint",
             "vmap": "shapes depend on its number of tasks, which must be the same for all"}),
-    NormInfo("bnt", "BNT", "balanced:BalancedBatchNorm",
+    NormInfo("bnt", "BNT", "batch:BalancedBatchNorm",
         "BN Tricks: batch norm whose running moments are those of class-balanced batches",
         "Zhou et al., Diagnosing Batch Normalization in Class Incremental Learning, 2022", keeps_moments=True,
         cannot=_STOCK),
-    NormInfo("iabn", "IABN", "instance_aware:InstanceAwareBatchNorm",
+    NormInfo("iabn", "IABN", "robust:InstanceAwareBatchNorm",
         "instance-aware batch norm: corrects the moments for samples that differ from the batch",
         "Gong et al., NOTE, NeurIPS 2022", keeps_moments=True),
     NormInfo("rbn", "RBN", "robust:RobustBatchNorm",
@@ -145,12 +152,12 @@ _BUILT_INS = (
         "Yuan et al., RoTTA, CVPR 2023", keeps_moments=True,
         cannot={"evaluation_uses_running_moments": "training stores the moments that it normalizes with, so evaluation "
             "of the same batch gives the same output"}),
-    NormInfo("evonorm_s0", "EvoNorm-S0", "evonorm:EvoNorm",
+    NormInfo("evonorm_s0", "EvoNorm-S0", "activation:EvoNorm",
         "EvoNorm-S0: groups of each sample, with an activation that replaces the one that follows",
         "Liu et al., Evolving Normalization-Activation Layers, NeurIPS 2020", grouped=True, absorbs_activation=True,
         cannot={**_BUILT_IN_ACT,
             "large_mean": "it does not subtract the mean, which costs its gradients their precision"}),
-    NormInfo("frn", "FRN", "filter_response:FilterResponseNorm",
+    NormInfo("frn", "FRN", "activation:FilterResponseNorm",
         "filter response normalization with a thresholded linear unit in place of the activation",
         "Singh and Krishnan, Filter Response Normalization Layer, CVPR 2020", absorbs_activation=True,
         cannot={**_BUILT_IN_ACT,
@@ -227,7 +234,7 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
         **options: Further arguments of that norm's class, such as ``num_groups``, ``eps`` or ``momentum``.
 
     Raises:
-        ValueError: For an unknown name, or an option that the norm does not accept.
+        ValueError: For an unknown name, or an option that contradicts it.
 
     Example:
         >>> create_norm("cn", 64, num_groups=8)
@@ -254,37 +261,21 @@ def resolve_norm(norm: str | LayerFactory | NormInfo, options: dict[str, object]
 
 
 def build_norm(info: NormInfo, num_features: int, dim: Dim, options: Mapping[str, object]) -> nn.Module:
-    """Check the options and create a layer of a norm."""
-    factory = norm_class(info, dim)
-    check_options(info, factory, options)
-    if not info.layers:
-        return factory(num_features, **{**options, **info.preset})
-    try:
-        layer = factory(num_features, **options)
-        if not hasattr(layer, "forward"):
-            raise TypeError(f"it is {layer!r}, not a module")
-        # For `detect_norm`: one class may serve all dimensions, and a factory may return a layer of any class.
+    """Create a layer of a norm."""
+    check_preset(info, options)
+    layer = norm_class(info, dim)(num_features, **{**options, **info.preset})
+    if info.layers:  # for `detect_norm`: one class may serve all dimensions, and a factory may return any class
         vars(layer)["_contnorm_dim"] = dim
-    except GroupsError:
-        raise  # the caller suggests another number of groups
-    except Exception as error:  # the user's code raises errors of any type
-        arguments = ", ".join([str(num_features), *(f"{key}={value!r}" for key, value in options.items())])
-        raise ValueError(
-            f"norm {info.name!r} can't be created with ({arguments}): {type(error).__name__}: {error}"
-        ) from error
     if info.is_registered:
         vars(layer)["_contnorm_norm"] = info.name
     return layer
 
 
-def check_options(info: NormInfo, factory: LayerFactory, options: Mapping[str, object]) -> None:
-    """Raise for an option that the class does not accept, or that contradicts the presets of the norm."""
-    allowed = accepted_options(factory)
-    for key, value in options.items():
-        if key in info.preset and info.preset[key] != value:
-            raise ValueError(f"{key}={value!r} contradicts norm {info.name!r}, which has {key}={info.preset[key]!r}.")
-        if key not in allowed and not accepts_any_option(factory):
-            raise ValueError(f"norm {info.name!r} does not accept {key!r}, only {', '.join(allowed) or 'no options'}.")
+def check_preset(info: NormInfo, options: Mapping[str, object]) -> None:
+    """Raise for an option that contradicts the presets of the norm."""
+    for key, value in info.preset.items():
+        if options.get(key, value) != value:
+            raise ValueError(f"{key}={options[key]!r} contradicts norm {info.name!r}, which has {key}={value!r}.")
 
 
 def norm_class(info: NormInfo, dim: Dim) -> LayerFactory:
@@ -296,11 +287,6 @@ def norm_class(info: NormInfo, dim: Dim) -> LayerFactory:
     module, _, stem = info.target.partition(":")
     cls: type[nn.Module] = getattr(importlib.import_module(f"contnorm.norms.{module}"), f"{stem}{dim}d")
     return cls
-
-
-def accepted_options(factory: LayerFactory) -> tuple[str, ...]:
-    """Return the names of the arguments of a class or factory, without the first one, the number of channels."""
-    return tuple(layer_parameters(factory))
 
 
 def layer_parameters(factory: LayerFactory) -> dict[str, inspect.Parameter]:
@@ -325,17 +311,14 @@ def accepts_any_option(factory: LayerFactory) -> bool:
 
 
 def describe_norm(
-    norm: LayerFactory | Mapping[Dim, LayerFactory],
-    name: str | None = None,
-    *,
-    title: str | None = None,
-    summary: str | None = None,
-    citation: str = "",
-    grouped: bool | None = None,
-    keeps_moments: bool | None = None,
-    cannot: Mapping[str, str] | None = None,
+    norm: LayerFactory | Mapping[Dim, LayerFactory], name: str | None = None, keeps_moments: bool | None = None
 ) -> NormInfo:
     """Describe a class, a factory, or one of them for each dimension, without registering it.
+
+    Args:
+        norm: The class or factory, or a dict of them.
+        name: Its name. Default: that of the class or function.
+        keeps_moments: Whether it has running moments. Default: whether a new layer has a buffer ``running_mean``.
 
     Example:
         >>> info = describe_norm(nn.BatchNorm2d)
@@ -350,13 +333,13 @@ def describe_norm(
     doc = (vars(first).get("__doc__") if isinstance(first, type) else first.__doc__) or ""  # not of a base class
     info = NormInfo(
         name=label,
-        title=title or label,
+        title=label,
         target="",
-        summary=summary or doc.strip().partition("\n")[0].rstrip(".") or "no description",
-        citation=citation,
-        grouped=all("num_groups" in accepted_options(f) for f in layers.values()) if grouped is None else grouped,
+        summary=doc.strip().partition("\n")[0].rstrip(".") or "no description",
+        citation="",
+        grouped=all("num_groups" in layer_parameters(factory) for factory in layers.values()),
         keeps_moments=bool(keeps_moments),
-        cannot=dict(cannot if cannot is not None else getattr(first, "cannot", {})),
+        cannot=dict(getattr(first, "cannot", {})),
         layers=layers,
         origin=Origin(),
     )
@@ -378,27 +361,26 @@ def _dims_of(layer: LayerFactory) -> tuple[Dim, ...]:
 
 def register_norm(
     name: str,
-    layer: LayerFactory | None = None,
+    layer: LayerFactory | Mapping[Dim, LayerFactory],
     *,
-    layers: Mapping[Dim, LayerFactory] | None = None,
     title: str | None = None,
     summary: str | None = None,
-    citation: str = "",
+    citation: str | None = None,
     grouped: bool | None = None,
     keeps_moments: bool | None = None,
     cannot: Mapping[str, str] | None = None,
     exist_ok: bool = False,
-) -> Any:
-    """Register a norm under a name, for `create_norm`, `convert_norm` and the bench (``--norm``, ``bench.run``).
+) -> None:
+    """Add a norm under a name, for this process: in ``create_norm``, ``convert_norm`` and all other functions.
 
-    A layer is created as ``layer(num_features, **options)``. `contnorm.testing.check_norm` checks that a norm behaves
-    as a norm layer of torch does. Without ``layer`` and ``layers``, it returns a decorator.
+    Layers are created as ``layer(num_features, **options)``. `contnorm.testing.check_norm` checks that a norm behaves
+    as a norm layer of torch does.
 
     Args:
         name: The new name: lower-case letters, digits, ``_`` and ``-``; it does not end in a digit.
         layer: A class of `torch.nn.Module`, or a function that returns a layer. A subclass of ``BatchNorm2d`` is used
-            for 2d input, and one of ``BatchNorm1d`` or ``BatchNorm3d`` likewise; any other for 1d, 2d and 3d input.
-        layers: The same for each dimension, as ``{1: MyNorm1d, 2: MyNorm2d}``.
+            for 2d input, and one of ``BatchNorm1d`` or ``BatchNorm3d`` likewise; any other for 1d, 2d and 3d input. Or
+            a dict with one of them for each dimension, as ``{1: MyNorm1d, 2: MyNorm2d}``.
         title: The name in tables. Default: the name.
         summary: A one-line description. Default: the first line of the docstring.
         citation: The publication of the method.
@@ -408,12 +390,10 @@ def register_norm(
             ``cannot`` of the class.
         exist_ok: Whether to replace a norm that was registered under this name.
 
-    Returns:
-        The layer, or the decorator.
-
     Raises:
-        ValueError: If the name is invalid or taken, or a layer can't be created with a number of channels.
-        TypeError: If the layer is neither a class of modules nor a function.
+        ValueError: If the name is invalid or taken.
+        TypeError: If the layer is neither a class of modules nor a function. An error of creating a layer with 64
+            channels is raised as it is.
 
     Example:
         >>> class RMSNorm(nn.Module):
@@ -425,7 +405,7 @@ def register_norm(
         ...     def forward(self, x):
         ...         scale = (x.square().mean(1, keepdim=True) + self.eps).rsqrt()
         ...         return x * scale * self.weight.reshape(-1, *[1] * (x.dim() - 2))
-        >>> _ = register_norm("rms", RMSNorm)
+        >>> register_norm("rms", RMSNorm)
         >>> create_norm("rms", 64, eps=1e-3).eps
         0.001
         >>> unregister_norm("rms")
@@ -437,34 +417,21 @@ def register_norm(
         )
     if name in _NORMS and not exist_ok:
         raise ValueError(f"register_norm: {name!r} is already registered. Use another name, or exist_ok=True.")
-    facts: dict[str, Any] = {
-        "title": title,
-        "summary": summary,
-        "citation": citation,
-        "grouped": grouped,
-        "keeps_moments": keeps_moments,
-        "cannot": cannot,
-    }
-    if layer is None and layers is None:  # a decorator
-        return lambda decorated: register_norm(name, decorated, exist_ok=exist_ok, **facts)
-    norm = cast("LayerFactory | Mapping[Dim, LayerFactory]", layers if layer is None else layer)
-    register_spec(replace(describe_norm(norm, name, **facts), origin=current_origin()))
-    return norm
+    given = {"title": title, "summary": summary, "citation": citation, "grouped": grouped, "cannot": cannot}
+    facts: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    add_norm(replace(describe_norm(layer, name, keeps_moments), origin=current_origin(), **facts))
 
 
-def register_spec(info: NormInfo) -> None:
+def add_norm(info: NormInfo) -> None:
     """Add a norm to the registry as it is, such as one of another process; it replaces one of the same name."""
     _NORMS[info.name] = replace(info, is_registered=True)
 
 
 def unregister_norm(name: str) -> None:
-    """Remove a norm that was registered with `register_norm`.
-
-    Raises:
-        ValueError: If there is no registered norm of this name. Norms of this package can't be removed.
+    """Remove a norm that was registered with `register_norm`. Norms of this package can't be removed.
 
     Example:
-        >>> _ = register_norm("mine", lambda channels: nn.GroupNorm(2, channels))
+        >>> register_norm("mine", lambda channels: nn.GroupNorm(2, channels))
         >>> unregister_norm("mine")
         >>> "mine" in norm_names()
         False
@@ -472,3 +439,39 @@ def unregister_norm(name: str) -> None:
     if name not in _NORMS or not _NORMS[name].is_registered:
         raise ValueError(f"unregister_norm: {name!r} is not the name of a registered norm.")
     del _NORMS[name]
+
+
+# --- plugins --------------------------------------------------------------------------------------------------------
+
+_origin = Origin()  # of the plugin that is being loaded
+_is_loaded = False
+
+
+def current_origin() -> Origin:
+    """Return the origin of a component that is registered now: the plugin that is being loaded, or this process."""
+    return _origin
+
+
+def load_plugins() -> bool:
+    """Load the plugins of all installed packages; return False if that was done before."""
+    global _is_loaded, _origin
+    if _is_loaded:
+        return False
+    _is_loaded = True  # first: a plugin that uses an unknown name must not start this again
+    for entry in sorted(entry_points(group="contnorm.plugins"), key=lambda entry: (str(_origin_of(entry)), entry.name)):
+        _origin = _origin_of(entry)
+        try:
+            plugin = entry.load()
+            (plugin.register if isinstance(plugin, ModuleType) else plugin)()
+        except (Exception, SystemExit) as error:  # plugins raise errors of any type
+            logging.getLogger("contnorm").warning(
+                f"plugin {entry.name!r} of {_origin}: can't be loaded ({type(error).__name__}: "
+                f"{' '.join(str(error).split())}). Update or uninstall the package."
+            )
+        finally:
+            _origin = Origin()
+    return True
+
+
+def _origin_of(entry: EntryPoint) -> Origin:
+    return Origin(entry.dist.name, entry.dist.version) if entry.dist is not None else Origin(entry.module)

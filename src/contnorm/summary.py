@@ -13,8 +13,6 @@ from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.moments.freeze import is_frozen
 from contnorm.norms.base import MomentNorm
 
-__all__ = ["NormRow", "NormSummary", "summarize"]
-
 
 @dataclass(frozen=True)
 class NormRow:

@@ -31,8 +31,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["BatchTags", "ReplayRequest", "batch_tags", "current_tags"]
-
 
 @dataclass(frozen=True)
 class BatchTags:

@@ -17,8 +17,7 @@ from torch import nn
 from contnorm import bench
 from contnorm.bench.components import remove_component
 from contnorm.errors import UserError
-from contnorm.plugins import Origin
-from contnorm.registry import register_norm, unregister_norm
+from contnorm.registry import Origin, register_norm, unregister_norm
 
 PACKAGE = {
     "__init__.py": "",
@@ -166,7 +165,7 @@ def test_built_in_run_loads_no_plugin(site: Path) -> None:
         "y = np.arange(40) % 4\nx = np.random.default_rng(0).normal(size=(40, 4))\n"
         "stream = bench.Stream.from_arrays(x, y, x, y, tasks=2)\n"
         "bench.run(stream, memory='reservoir', strategy='er', norm='cn', replay=5)\n"
-        "from contnorm import plugins; print(plugins._is_loaded)"
+        "from contnorm import registry; print(registry._is_loaded)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False", done.stderr
@@ -242,7 +241,7 @@ def test_class_that_is_no_memory_is_refused_when_it_is_used() -> None:
 
 
 def test_norm_of_a_plugin_has_its_origin_in_listings_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contnorm.plugins._origin", Origin("their-norms", "0.3"))
+    monkeypatch.setattr("contnorm.registry._origin", Origin("their-norms", "0.3"))
     register_norm("theirs", lambda channels: nn.GroupNorm(1, channels))
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
     try:

@@ -23,6 +23,7 @@ CONFIGS = [
     from_dict({"norm": {"name": norm}, "strategy": {"name": "er"}, "train": {"lr": lr, "batch": batch}})
     for norm, lr, batch in (("bn", 0.03, 10), ("cn", 0.03, 10), ("cn", 0.1, 20))
 ]
+HASHES = [config.hash for config in CONFIGS]
 FIELDS: dict[str, Any] = {
     "seconds": {"train": 12.5},
     "device": {"kind": "cpu", "name": "a processor"},
@@ -86,21 +87,14 @@ def test_diverged_run_is_kept_apart_and_does_not_replace_a_finished_one(folder: 
     "change",
     [
         lambda raw: raw.update(schema=2),
-        lambda raw: raw.pop("seed"),
         lambda raw: raw.update(seed=True),
-        lambda raw: raw.update(status="paused"),
         lambda raw: raw.update(hash="0" * 12),
         lambda raw: raw["config"]["train"].update(lr="fast"),
-        lambda raw: raw["config"].update(speed={}),
-        lambda raw: raw.update(config=[]),
         lambda raw: raw.pop("matrix"),
         lambda raw: raw["matrix"].update(correct=[[11, None], [4, 6]]),
         lambda raw: raw["matrix"].update(correct=[[5, None], [None, 6]]),
-        lambda raw: raw["matrix"].update(total=["many", 10]),
         lambda raw: raw.update(matrix_running={"correct": [[5]], "total": [10]}),
         lambda raw: raw.update(drift={"by_task": [{"norm1": {"mean": "far"}}]}),
-        lambda raw: raw.update(task_ends=[1.5]),
-        lambda raw: raw.update(versions="1.0"),
     ],
 )
 def test_invalid_record_is_a_problem_and_others_are_read(folder: Path, change: Callable[[Raw], object]) -> None:
@@ -111,7 +105,7 @@ def test_invalid_record_is_a_problem_and_others_are_read(folder: Path, change: C
     assert runs.where(norm="cn").problems == runs.problems
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "3", "null", '{"schema": 3}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"schema": 3}'])
 def test_file_that_is_no_record_is_named(folder: Path, content: str) -> None:
     first_file(folder).write_text(content)
     with pytest.raises(UserError, match=r"0\.json: is not a valid record"):
@@ -123,8 +117,6 @@ def test_file_that_is_no_record_is_named(folder: Path, content: str) -> None:
     ("spoil", "message"),
     [
         (lambda raw: raw.update(classes={}), "its groups 0"),
-        (lambda raw: raw["classes"]["groups"].pop(), "its groups"),
-        (lambda raw: raw["labels"]["tally"].pop(), "a tally of"),
         (lambda raw: raw["labels"].pop("own"), "not label statistics"),
     ],
 )
@@ -169,6 +161,7 @@ def test_all_kinds_of_paths_are_loaded(folder: Path, runs: Runs, tmp_path: Path)
         assert loaded.records == runs.records == list(runs) and len(runs) == 8
         assert loaded.diverged == runs.diverged
     assert len(load_runs(tmp_path)) == 8, "a folder of archives, with copies"
+    assert {run: len(group) for run, group in runs.by_run().items()} == dict(zip(HASHES, (3, 3, 2), strict=True))
     last = folder / CONFIGS[2].hash
     assert repr(load_runs(last)) == "Runs(1 runs, 2 records, 1 diverged, 0 problems)"
     assert len(load_runs(last / "0.json")) == 1 and len(load_runs(last / "2.json").diverged) == 1
@@ -209,13 +202,9 @@ def test_copy_with_other_results_is_reported_once(folder: Path, runs: Runs, tmp_
     assert len(both) == 8 and len(both.problems) == 1 and "with different results" in both.problems[0]
 
 
-def test_unread_subfolders_are_named_in_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_runs(folder).save(folder / "timed.jsonl.gz")
-    inner = folder.parent / "more" / "runs"
-    folder.parent.joinpath("more").mkdir()
-    folder.rename(inner)
-    assert len(load_runs(folder.parent / "more")) == 0
-    assert len(caplog.messages) == 1 and "are not read: runs." in caplog.messages[0]
+def test_folder_without_records_is_named_in_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert len(load_runs(folder)) == 8 and not caplog.messages
+    assert len(load_runs(folder.parent)) == 0 and "has no records" in caplog.messages[0]
 
 
 def test_run_is_found_by_path_and_prefix(folder: Path) -> None:
@@ -230,12 +219,6 @@ def test_run_is_found_by_path_and_prefix(folder: Path) -> None:
     store.save_diverged(gone, 0, "seed 0: the loss is inf.")
     with pytest.raises(UserError, match=r"all its seeds diverged\. seed 0: the loss is inf"):
         store.find(gone.hash)
-
-
-def test_runs_are_grouped(runs: Runs) -> None:
-    groups = runs.by_run()
-    assert [len(group) for group in groups.values()] == [3, 3, 2] or sorted(map(len, groups.values())) == [2, 3, 3]
-    assert len(groups[CONFIGS[2].hash].diverged) == 1
 
 
 def test_frame_has_one_row_per_seed_and_all_columns(runs: Runs) -> None:

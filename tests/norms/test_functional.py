@@ -139,7 +139,6 @@ def test_empty_environment_variable_means_auto(monkeypatch: pytest.MonkeyPatch) 
         (F.continual_norm, {"residual": torch.zeros(6, 4, 3, device="meta")}),
         (F.batch_renorm, {"r_max": 0.5}),
         (F.batch_renorm, {"d_max": -1}),
-        (F.batch_renorm, {"r": torch.ones(1)}),
         (F.instance_aware_batch_norm, {"k": -1}),
         (F.balanced_batch_norm, {"sample_weight": torch.ones(4)}),
         (F.task_balanced_batch_norm, {"stream_size": 3, "parts": 2}),

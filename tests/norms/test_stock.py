@@ -11,9 +11,9 @@ from torch import nn
 
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models.build import build_model
+from contnorm.bench.models.norm_layers import STOCK_NORMS, StockGroupNorm
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
-from contnorm.norms.stock import STOCK_NORMS, StockGroupNorm
 from contnorm.registry import NORMS
 
 
@@ -56,14 +56,15 @@ def test_stock_layers_are_torchs(name: str) -> None:
 
 CHANNELS_LAST = """
 import torch
-from contnorm.norms.stock import stock_norm
+from contnorm.bench.config.schema import NormConfig
+from contnorm.bench.models.norm_layers import norm_maker
 
 for name in ("gn", "cn"):
     for shape in ((3, 8, 5), (3, 8, 4, 5), (3, 8, 2, 4, 5)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         found = []
         for given in (x, x.movedim(1, -1).contiguous().movedim(-1, 1)):
-            layer = stock_norm(name, 8, len(shape) - 2, 4, 0.1)
+            layer = norm_maker(NormConfig(name, groups=4, layers='stock'), len(shape) - 2, 100)(8)
             y = layer(given)
             y.square().sum().backward()
             found.append([y, *(p.grad for p in layer.parameters())])

@@ -34,7 +34,7 @@ TORCH: dict[str, tuple[Any, dict[str, str]]] = {
 
 
 def spec_of(norm: Any, cannot: dict[str, str]) -> Any:
-    register_norm("under-test", **({"layers": norm} if isinstance(norm, dict) else {"layer": norm}), cannot=cannot)
+    register_norm("under-test", norm, cannot=cannot)
     spec = NORMS["under-test"]
     unregister_norm("under-test")
     return spec
@@ -154,11 +154,10 @@ def test_skipped_checks_are_not_run() -> None:
     ("arguments", "error", "words"),
     [
         ({"norm": "nothing"}, ValueError, "unknown norm 'nothing'"),
-        ({"norm": nn.GroupNorm}, ValueError, "'num_channels'"),
+        ({"norm": nn.GroupNorm}, TypeError, "'num_channels'"),
         ({"norm": nn.BatchNorm2d, "checks": ["nothing"]}, ValueError, "checks has 'nothing'"),
         ({"norm": nn.BatchNorm2d, "skip": "momentum"}, TypeError, "must be a collection of names"),
         ({"norm": nn.BatchNorm2d, "dims": [3]}, ValueError, "has no layer for dims"),
-        ({"norm": lambda channels: None}, ValueError, "it is None, not a module"),
         (
             {"norm": type("Odd", (CenteredNorm,), {"cannot": {"fly": "no wings"}})},
             ValueError,

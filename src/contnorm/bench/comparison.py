@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from numbers import Real
@@ -14,9 +13,6 @@ from contnorm.bench.config.defaults import resolved_settings, run_names, varying
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.fingerprint import Match, compare_fingerprints
-from contnorm.bench.label_metrics import LABEL_SCORES, label_score
-from contnorm.bench.metrics import SCORES, AccuracyMatrix
-from contnorm.bench.metrics import score as score_of_matrix
 from contnorm.bench.records import Record
 from contnorm.bench.selection import SHORT_KEYS, setting_keys
 from contnorm.bench.sequential import (
@@ -319,19 +315,12 @@ def scores_of(record: Record, moments: str | None = None) -> dict[str, float]:
         record: The record.
         moments: Evaluation, such as ``"running"`` or ``"memory"``; None for that of the settings.
     """
-    matrix: Any = record.counted
-    if moments is not None:
-        matrices: Mapping[str, Any] = record.labels_evaluated if record.multi_label else record.evaluated
-        if moments not in matrices:
-            known = ", ".join(matrices)
-            raise UserError(f"run {record.hash} was not evaluated with {moments} moments, but with {known}.")
-        matrix = matrices[moments]
-    if not isinstance(matrix, AccuracyMatrix):
-        return {name: label_score(matrix, name) for name in LABEL_SCORES}
-    scores = {}
-    for name in SCORES:
-        with suppress(ValueError):  # such as forward transfer, for which later tasks must be measured too
-            scores[name] = score_of_matrix(matrix, name)
+    if moments is None:
+        return record.counted.scores()
+    if moments not in record.evaluated:
+        known = ", ".join(record.evaluated)
+        raise UserError(f"run {record.hash} was not evaluated with {moments} moments, but with {known}.")
+    scores: dict[str, float] = record.evaluated[moments].scores()
     return scores
 
 

@@ -36,8 +36,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 from contnorm.errors import UserCodeError, UserError, usable
-from contnorm.plugins import Origin, load_plugins
-from contnorm.registry import NORMS, NormInfo, register_spec
+from contnorm.registry import NORMS, NormInfo, Origin, add_norm, load_plugins
 
 if TYPE_CHECKING:
     from contnorm.bench.config.schema import RunConfig
@@ -97,7 +96,7 @@ def add_component(component: Component) -> None:
         _passed[component.kind, component.name, component.code] = component
     elif isinstance(component.target, NormInfo):
         if component.name not in NORMS:
-            register_spec(component.target)
+            add_norm(component.target)
     else:
         _registered[component.kind, component.name] = component
 

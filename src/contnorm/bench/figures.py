@@ -1,13 +1,14 @@
-"""Figures of accuracy matrices with matplotlib: accuracy over tasks, and the matrix as a heat map.
+"""Figures of runs with matplotlib: accuracy over tasks, accuracy matrices as heat maps, and the scores of a sweep.
 
-The functions draw on given axes and need only arrays, so they also serve notebooks. Matplotlib is imported when
-something is drawn; `figure` does not use pyplot, so it has no global state and needs no display.
+Matplotlib is imported when something is drawn. Figures are not of pyplot, so there is no global state and no display.
 """
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,23 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "COLORS",
-    "MARKERS",
-    "accuracy_curve",
-    "accuracy_matrix",
-    "compare_figure",
-    "curve_with_band",
-    "figure",
-    "mean_matrix",
-    "with_png",
-]
-
 COLORS = ("#4477aa", "#ee7733", "#228833", "#c24d8c", "#66a5c9", "#b59f2a", "#8a8a8a", "#7a5cc0", "#cc6677")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")  # one per color, for readers who can't distinguish colors
+MOST_TICKS = 6  # of a sweep; with more, labels that are not rotated would overlap
 MOST_NUMBERS = 10  # tasks; with more, the numbers in the cells would not be readable
-
-Array = npt.NDArray[np.float64]
 
 
 def curve_with_band(
@@ -77,7 +65,7 @@ def accuracy_curve(ax: Axes, matrices: npt.ArrayLike, label: str | None = None) 
     """
     from matplotlib.ticker import MaxNLocator
 
-    values = _checked(matrices)
+    values = np.asarray(matrices, dtype=np.float64)
     tasks = values.shape[1]
     curves = np.stack([values[:, i, : i + 1].mean(1) for i in range(tasks)], axis=1)
     curve_with_band(ax, np.arange(1, tasks + 1), curves, label, index=len(ax.lines))
@@ -106,7 +94,8 @@ def accuracy_matrix(ax: Axes, matrix: npt.ArrayLike, what: str = "accuracy") -> 
         >>> [text.get_text() for text in ax.texts]
         ['90', '70', '80']
     """
-    values = mean_matrix(matrix)
+    values = np.asarray(matrix, dtype=np.float64)
+    values = values if values.ndim == 2 else values.mean(0)
     tasks = len(values)
     # The mesh is clipped to the axes by construction; without a clip path the SVG is smaller.
     mesh = ax.pcolormesh(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=100, clip_on=False)
@@ -124,53 +113,33 @@ def accuracy_matrix(ax: Axes, matrix: npt.ArrayLike, what: str = "accuracy") -> 
     return mesh
 
 
-def figure(matrices: npt.ArrayLike, title: str | None = None) -> Figure:
-    """Figure of a run: accuracy over tasks and, next to it, the accuracy matrix averaged over seeds.
-
-    Args:
-        matrices: As in `accuracy_curve`.
-        title: Title of the figure; mathematical notation is not parsed, so names may contain dollar signs.
-
-    Example:
-        >>> len(figure([[[90.0, float("nan")], [70.0, 80.0]]], "BN").axes)  # the color bar has axes too
-        3
-    """
-    from matplotlib.figure import Figure
-
-    values = _checked(matrices)
-    drawn = Figure(figsize=(9.0, 4.0), layout="constrained")
-    curve, matrix = drawn.subplots(1, 2)
-    accuracy_curve(curve, values)
-    curve.set_ylim(top=min(curve.get_ylim()[1], 101))  # the band of a standard deviation may exceed 100 %
-    drawn.colorbar(accuracy_matrix(matrix, values), ax=matrix, label="percent")
-    if title:
-        drawn.suptitle(title, parse_math=False)
-    return with_png(drawn)
-
-
-def compare_figure(results: Sequence[npt.ArrayLike], labels: Sequence[str]) -> Figure:
-    """Figure of several runs: their accuracy over tasks in one axes, and the accuracy matrix of each.
+def figure(results: Sequence[npt.ArrayLike], labels: Sequence[str]) -> Figure:
+    """Figure of one run or several: accuracy over tasks in one axes and, next to it, the mean accuracy matrix of each.
 
     Args:
         results: For each run, matrices as in `accuracy_curve`.
-        labels: The name of each run.
+        labels: The name of each run. Mathematical notation is not parsed, so names may contain dollar signs.
 
     Example:
         >>> matrices = [[[90.0, float("nan")], [70.0, 80.0]]]
-        >>> len(compare_figure([matrices, matrices], ["BN", "CN"]).axes)  # the color bar has axes too
+        >>> len(figure([matrices, matrices], ["BN", "CN"]).axes)  # the color bar has axes too
         4
     """
     from matplotlib.figure import Figure
 
-    values = [_checked(matrices) for matrices in results]
-    drawn = Figure(figsize=(4.5 * (len(values) + 1), 4.0), layout="constrained")
-    curve, *axes = drawn.subplots(1, len(values) + 1)
-    for matrices, label, ax in zip(values, labels, axes, strict=True):
+    drawn = Figure(figsize=(4.5 * (len(results) + 1), 4.0), layout="constrained")
+    curve, *axes = drawn.subplots(1, len(results) + 1)
+    for matrices, label, ax in zip(results, labels, axes, strict=True):
         accuracy_curve(curve, matrices, label)
-        image = accuracy_matrix(ax, matrices)
-        ax.set_title(label, parse_math=False, fontsize="medium")
-    curve.legend()
-    drawn.colorbar(image, ax=axes[-1], label="percent")
+        mesh = accuracy_matrix(ax, matrices)
+        if len(results) > 1:
+            ax.set_title(label, parse_math=False, fontsize="medium")
+    curve.set_ylim(top=min(curve.get_ylim()[1], 101))  # the band of a standard deviation may exceed 100 %
+    if len(results) > 1:
+        curve.legend()
+    else:
+        drawn.suptitle(labels[0], parse_math=False)
+    drawn.colorbar(mesh, ax=axes[-1], label="percent")
     return with_png(drawn)
 
 
@@ -186,14 +155,76 @@ def with_png(drawn: Figure) -> Figure:
     return drawn
 
 
-def mean_matrix(matrices: npt.ArrayLike) -> Array:
-    """Mean over seeds of matrices of shape (seeds, tasks, tasks); a cell is NaN if any seed has no measurement."""
-    values = np.asarray(matrices, dtype=np.float64)
-    return values if values.ndim == 2 else np.asarray(values.mean(0))
+@dataclass(frozen=True)
+class Point:
+    """A setting in the figure of a sweep.
+
+    Attributes:
+        curve: Name of its curve.
+        x: Its value on the axis: a number, or a name.
+        mean: Mean score; NaN if no seed finished.
+        std: Standard deviation over seeds; NaN for one seed.
+        usable: Whether all seeds finished; a diverged setting is drawn as a cross, and not connected.
+        best: Whether it is the chosen one.
+    """
+
+    curve: str
+    x: float | str
+    mean: float
+    std: float
+    usable: bool
+    best: bool
 
 
-def _checked(matrices: npt.ArrayLike) -> Array:
-    values = np.asarray(matrices, dtype=np.float64)
-    if values.ndim != 3 or values.shape[1] != values.shape[2] or 0 in values.shape:
-        raise ValueError(f"matrices has shape {values.shape}. It must be (seeds, tasks, tasks), none of them 0.")
-    return values
+def sweep_figure(points: Sequence[Point], x_label: str, y_label: str, title: str | None = None) -> Figure:
+    """Draw the score of each setting, with its standard deviation; chosen settings are circled.
+
+    Args:
+        points: The settings, in the order of their curves.
+        x_label: Name of the setting on the axis.
+        y_label: Name of the score.
+        title: Title of the figure.
+
+    Example:
+        >>> points = [Point("bn", lr, mean, 1.0, True, lr == 0.1) for lr, mean in ((0.01, 60.0), (0.1, 64.0))]
+        >>> ax = sweep_figure(points, "lr", "ACC (percent)").axes[0]
+        >>> ax.get_xscale(), ax.lines[0].get_ydata().tolist()
+        ('log', [60.0, 64.0])
+    """
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
+    ax = drawn.add_subplot()
+    values = list(dict.fromkeys(point.x for point in points))
+    numbers = sorted(x for x in values if not isinstance(x, str))
+    has_scale = len(numbers) == len(values)
+    places = {x: float(x) if has_scale else index for index, x in enumerate(values)}
+    if not has_scale:  # names: one tick each
+        ax.set_xticks(range(len(values)), [str(x) for x in values])
+    elif numbers[0] > 0:
+        ax.set_xscale("log")
+        ax.set_xticks(numbers, [f"{x:g}" for x in numbers])
+        ax.set_xticks([], minor=True)
+    if len(values) > MOST_TICKS:
+        ax.tick_params(axis="x", rotation=60)
+    for index, curve in enumerate(dict.fromkeys(point.curve for point in points)):
+        drawn_points = [one for one in points if one.curve == curve and one.usable and not math.isnan(one.mean)]
+        drawn_points.sort(key=lambda point: places[point.x])
+        x, y = [places[point.x] for point in drawn_points], [point.mean for point in drawn_points]
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+        ax.plot(x, y, color=color, marker=marker, markersize=5, linewidth=1.8 if has_scale else 0, label=curve)
+        spread = [0.0 if math.isnan(point.std) else point.std for point in drawn_points]
+        ax.errorbar(x, y, yerr=spread, color=color, linewidth=0, elinewidth=1, capsize=3)
+        best = [(place, point.mean) for place, point in zip(x, drawn_points, strict=True) if point.best]
+        for place, mean in best:
+            ax.plot(place, mean, marker="o", markersize=13, markerfacecolor="none", color=color, zorder=4)
+    if crosses := sorted({places[point.x] for point in points if not point.usable}):
+        bottom, label = [0.02] * len(crosses), "diverged or unfinished"
+        ax.plot(crosses, bottom, "x", color="#555555", transform=ax.get_xaxis_transform(), label=label)
+    ax.set_xlabel(x_label, parse_math=False)
+    ax.set_ylabel(y_label, parse_math=False)
+    for text in ax.legend().get_texts():
+        text.set_parse_math(False)
+    if title:
+        ax.set_title(title, parse_math=False, fontsize="medium")
+    return with_png(drawn)

@@ -281,6 +281,10 @@ class LabelMatrix:
         """Statistics on the test images of a task, after it was learned and after each later task."""
         return [stats for row in self.own[task:] if (stats := row[task]) is not None]
 
+    def scores(self) -> dict[str, float]:
+        """All scores over all classes, by name."""
+        return {name: label_score(self, name) for name in LABEL_SCORES}
+
     def to_json(self) -> dict[str, Any]:
         """Convert for a record."""
         return {

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
 from contnorm.errors import UserError, unknown
-from contnorm.plugins import BUILT_IN, Origin
+from contnorm.registry import BUILT_IN, Origin
 
 __all__ = ["GROUP", "LauncherInfo", "create_launcher", "launchers"]
 

@@ -24,6 +24,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan
@@ -144,6 +145,14 @@ class AccuracyMatrix:
     def at(self, row: int, task: int) -> float:
         """Accuracy in percent; a `ValueError` if it was not measured."""
         return self.percent.at(row, task)
+
+    def scores(self) -> dict[str, float]:
+        """The scores that the measurements allow, by name; forward transfer needs those of later tasks, too."""
+        values = {}
+        for name in SCORES:
+            with suppress(ValueError):
+                values[name] = score(self, name)
+        return values
 
 
 # Tables print the first line of the docstring of a forgetting score as its definition.

@@ -40,28 +40,10 @@ from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.label_metrics import LABEL_SCORES, LabelMatrix, label_score, rows_of
 from contnorm.bench.metrics import SCORES, AccuracyMatrix, score
 from contnorm.bench.selection import IDENTITY, conditions_of, setting_keys
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError, unknown, usable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-__all__ = [
-    "DIVERGED",
-    "FINISHED",
-    "LARGEST_SEED",
-    "SCHEMA",
-    "Record",
-    "Runs",
-    "Store",
-    "group_by_run",
-    "is_archive",
-    "is_hash",
-    "load_runs",
-    "make_record",
-    "read_record",
-    "seal_of",
-    "spread_over_seeds",
-]
 
 log = logging.getLogger("contnorm")
 
@@ -233,24 +215,18 @@ class Record(BaseModel):
         return self._matrices.get("accuracies" if key == "matrix" else key)
 
     @property
-    def evaluated(self) -> dict[str, AccuracyMatrix]:
-        """Accuracy matrices of the same network by the moments used in evaluation, such as ``running`` and ``memory``.
+    def evaluated(self) -> dict[str, Any]:
+        """Accuracy matrices, or label statistics, by the moments used in evaluation, such as ``running``, ``memory``.
 
         Task-wise moments need the task of a sample. For class-incremental streams they are those of ``matrix_task``, so
         that this has ``running`` alone.
         """
         moments = self.config.evaluate.moments
-        if moments == "task" and self.config.stream.scenario == "class":
+        if moments == "task" and self.config.stream.scenario == "class" and not self.multi_label:
             moments = "running"
-        several = {"running": self.matrix_running, moments: self.matrix}
-        several |= {"memory": self.matrix_memory} if self.matrix_memory is not None else {}
-        return {name: matrix for name, matrix in several.items() if matrix is not None}
-
-    @property
-    def labels_evaluated(self) -> dict[str, LabelMatrix]:
-        """As `evaluated`, for a multi-label run."""
-        several = {"running": self.labels_running, self.config.evaluate.moments: self.labels}
-        several |= {"memory": self.labels_memory} if self.labels_memory is not None else {}
+        kind = "labels" if self.multi_label else "matrix"
+        several = {"running": getattr(self, f"{kind}_running"), moments: self.counted}
+        several |= {"memory": memory} if (memory := getattr(self, f"{kind}_memory")) is not None else {}
         return {name: counts for name, counts in several.items() if counts is not None}
 
     def classes_of(self, group: str) -> list[int] | None:
@@ -268,13 +244,7 @@ class Record(BaseModel):
     @property
     def scores(self) -> dict[str, float]:
         """All scores by name; NaN for a score that needs accuracies which were not measured."""
-        return {name: self._score_or_nan(name) for name in (LABEL_SCORES if self.multi_label else SCORES)}
-
-    def _score_or_nan(self, name: str) -> float:
-        try:
-            return self.score(name)
-        except ValueError:  # such as forward transfer without the accuracies before training
-            return nan
+        return dict.fromkeys(LABEL_SCORES if self.multi_label else SCORES, nan) | self.counted.scores()
 
 
 def seal_of(content: Mapping[str, Any]) -> str:
@@ -324,28 +294,31 @@ def _parse(content: bytes, path: Path) -> Record:
     try:
         raw = json.loads(content)
         record = _record(raw, path)
+        if record.seal != seal_of(raw):
+            raise ValueError("its content does not match its seal: it was changed")
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{path}: is not a valid record ({place}{': ' * bool(place)}{first['msg']}).") from error
     except ValueError as error:
         raise UserError(f"{path}: is not a valid record ({error}).") from error
-    if record.seal != seal_of(raw):
-        raise UserError(f"{path}: is not a valid record (its content does not match its seal: it was changed).")
     return record
 
 
 def read_record(path: Path) -> Record:
-    """Read the record of a file, finished or diverged.
+    """Read the record of a file, finished or diverged; a file that has not changed is read once.
 
     Raises:
         UserError: If it can't be read, or is not valid.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}).") from error
-    record = _parse(content, path)
+    with usable(path, "can't be read", "Use another file."):
+        stat = path.stat()
+        return _read_file(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+@lru_cache(maxsize=2048)
+def _read_file(path: Path, size: int, modified: int, inode: int) -> Record:
+    record = _parse(path.read_bytes(), path)
     named = _RECORD.fullmatch(path.name) is not None and is_hash(path.parent.name)
     if named and (path.parent.name, path.name) != (record.hash, f"{record.seed}.json"):
         raise UserError(f"{path}: is the record of run {record.hash}, seed {record.seed}. Give it that name.")
@@ -517,8 +490,7 @@ def _one_type(frame: DataFrame) -> dict[str, str]:
 def _task_rows(record: Record) -> Iterator[dict[str, Any]]:
     """A row for each accuracy, or each set of multi-label scores, that was measured."""
     identity = {"hash": record.hash, "seed": record.seed}
-    counts = record.labels_evaluated if record.multi_label else record.evaluated
-    for moments, counted in counts.items():
+    for moments, counted in record.evaluated.items():
         for after, scores in enumerate(rows_of(counted)):
             for task in range(counted.tasks):
                 values = {name: by_task[task] for name, by_task in scores.by_task.items()}
@@ -572,7 +544,7 @@ def load_runs(path: str | os.PathLike[str]) -> Runs:
 
     Args:
         path: A runs folder, an archive (``*.jsonl.gz`` or ``*.jsonl``), a folder of archives, the folder of one run,
-            or a record file. Deeper subfolders are not read; a warning names those that have archives or runs.
+            or a record file. Deeper subfolders are not read.
 
     Raises:
         UserError: If there is nothing at the path. Invalid records do not raise; see `Runs.problems`.
@@ -587,18 +559,10 @@ def load_runs(path: str | os.PathLike[str]) -> Runs:
         raise UserError(f"{place}: there is no such file or folder.")
     if place.is_file() and not is_archive(place):
         return Runs.of([read_record(place)])
-    if place.is_dir():
-        nested = sorted({file.parent.relative_to(place).parts[0] for file in _nested_files(place)})
-        if nested:
-            names = f"{', '.join(nested[:5])}{f' and {len(nested) - 5} more' if len(nested) > 5 else ''}"
-            log.warning(f"{place}: runs in its subfolders are not read: {names}. Load each of them with load_runs.")
-    return Store(place).load_all()
-
-
-def _nested_files(place: Path) -> Iterator[Path]:
-    """Archives in subfolders, and records in deeper ones."""
-    yield from (path for ending in ARCHIVES for path in place.glob(f"*/*{ending}"))
-    yield from (path for path in place.glob("*/*/*.json") if _RECORD.fullmatch(path.name) and is_hash(path.parent.name))
+    runs = Store(place).load_all()
+    if not (runs or runs.diverged or runs.problems):
+        log.warning(f"{place}: has no records. Name a folder of runs, an archive, or a folder of archives.")
+    return runs
 
 
 @dataclass(frozen=True)
@@ -671,42 +635,40 @@ class Store:
         records = {key: record for archive in reversed(archives) for key, record in archive.records.items()}
         return _Archive(records, [problem for archive in archives for problem in archive.problems])
 
-    def _archived_status(self, config: RunConfig, seed: int) -> str | None:
-        record = self._archived.records.get((config.hash, seed))
-        return None if record is None else record.status
-
     def path(self, config: RunConfig, seed: int) -> Path:
         """File of a run's record in a runs folder."""
         return self.root / config.hash / f"{seed}.json"
 
+    def _find(self, config: RunConfig, seed: int) -> Record | None:
+        """Record of a run; a finished one, if there is one."""
+        path, archived = self.path(config, seed), self._archived.records.get((config.hash, seed))
+        if path.is_file() and (archived is None or archived.status == DIVERGED):
+            return read_record(path)
+        return archived
+
     def has(self, config: RunConfig, seed: int) -> bool:
-        """Whether there is a record of a finished run."""
-        return FINISHED in (_status(self.path(config, seed)), self._archived_status(config, seed))
-
-    def is_diverged(self, config: RunConfig, seed: int) -> bool:
-        """Whether a run is known to diverge and has no record of a finished run."""
-        known = {_status(self.path(config, seed)), self._archived_status(config, seed)}
-        return DIVERGED in known and FINISHED not in known
-
-    def seeds(self, config: RunConfig, among: Iterable[int]) -> set[int]:
-        """Subset of the seeds that have a record of a finished run."""
-        files = {int(path.stem) for path in _record_files(self.root / config.hash)}
-        known = files | {seed for run, seed in self._archived.records if run == config.hash}
-        wanted = among if isinstance(among, range) else set(among)
-        return {seed for seed in known if seed in wanted and self.has(config, seed)}
+        """Whether there is a record of a finished run, or a file that is none, which no run replaces."""
+        try:
+            record = self._find(config, seed)
+        except UserError:
+            return True
+        return record is not None and record.status == FINISHED
 
     def divergence(self, config: RunConfig, seed: int) -> Record | None:
         """The record of a diverged run; None if it is not known to diverge."""
-        if not self.is_diverged(config, seed):
-            return None
-        return self._archived.records.get((config.hash, seed)) or read_record(self.path(config, seed))
+        return None if self.has(config, seed) else self._find(config, seed)
+
+    def is_diverged(self, config: RunConfig, seed: int) -> bool:
+        """Whether a run is known to diverge and has no record of a finished run."""
+        return self.divergence(config, seed) is not None
+
+    def seeds(self, config: RunConfig, among: Iterable[int]) -> set[int]:
+        """Subset of the seeds that have a record of a finished run."""
+        return {record.seed for record in self.load_seeds(config, among)}
 
     def diverged_seeds(self, config: RunConfig) -> dict[int, str]:
         """Seeds of a run that are known to diverge, each with its reason."""
-        files = [int(path.stem) for path in _record_files(self.root / config.hash) if _status(path) == DIVERGED]
-        archived = [record.seed for record in self._archived_of(config.hash) if record.status == DIVERGED]
-        runs = [self.divergence(config, seed) for seed in sorted({*files, *archived})]
-        return {run.seed: run.reason for run in runs if run is not None}
+        return {record.seed: record.reason for record in self.load_seeds(config).diverged}
 
     def _archived_of(self, run: str) -> list[Record]:
         return [record for (name, _), record in self._archived.records.items() if name == run]
@@ -739,10 +701,7 @@ class Store:
         Raises:
             UserError: If it is not valid, or if the run diverged.
         """
-        record = read_record(path)
-        if record.status == DIVERGED:
-            raise UserError(f"{path}: has no scores, because the run diverged. {record.reason}".rstrip())
-        return record
+        return _finished(read_record(path))
 
     def load_run(self, config: RunConfig, seed: int) -> Record:
         """Load the record of a finished run from its file or from an archive.
@@ -750,12 +709,11 @@ class Store:
         Raises:
             UserError: If there is none, or if it is invalid.
         """
-        path, archived = self.path(config, seed), self._archived.records.get((config.hash, seed))
-        return archived if archived is not None and not path.is_file() else self.load(path)
+        return _finished(self._find(config, seed) or read_record(self.path(config, seed)))
 
-    def load_seeds(self, config: RunConfig, seeds: Iterable[int]) -> Runs:
-        """Load the records of some seeds of a run; invalid ones are reported as problems."""
-        return self._folder(self.root / config.hash, self._archived_of(config.hash), set(seeds))
+    def load_seeds(self, config: RunConfig, seeds: Iterable[int] | None = None) -> Runs:
+        """Load the records of a run, or of some of its seeds; invalid ones are reported as problems."""
+        return self._folder(self.root / config.hash, self._archived_of(config.hash), seeds)
 
     def load_all(self) -> Runs:
         """Load all records; invalid ones are reported as problems."""
@@ -766,17 +724,19 @@ class Store:
         problems = [*(problem for part in parts for problem in part.problems), *self._archived.problems]
         return Runs.of([*records, *(record for _, record in sorted(self._archived.records.items()))], problems)
 
-    def _folder(self, folder: Path, more: Iterable[Record] = (), seeds: set[int] | None = None) -> Runs:
+    def _folder(self, folder: Path, more: Iterable[Record] = (), seeds: Iterable[int] | None = None) -> Runs:
         """Records in the folder of a run, and some more."""
+        wanted = seeds if seeds is None or isinstance(seeds, range) else set(seeds)
+        paths = [path for path in folder.glob("*.json") if _RECORD.fullmatch(path.name)]
         records, problems = [], []
-        for path in _record_files(folder):
-            if seeds is not None and int(path.stem) not in seeds:
+        for path in sorted(paths, key=lambda path: int(path.stem)):
+            if wanted is not None and int(path.stem) not in wanted:
                 continue
             try:
                 records.append(read_record(path))
             except UserError as error:
                 problems.append(str(error))
-        return Runs.of([*records, *(record for record in more if seeds is None or record.seed in seeds)], problems)
+        return Runs.of([*records, *(one for one in more if wanted is None or one.seed in wanted)], problems)
 
     def find(self, query: str) -> Runs:
         """Find records by path (a file, an archive, a folder) or by a prefix of a hash, with all its seeds.
@@ -816,26 +776,7 @@ class Store:
         return runs
 
 
-def _record_files(folder: Path) -> list[Path]:
-    """Record files in the folder of a run, by seed."""
-    if not folder.is_dir():
-        return []
-    return sorted((path for path in folder.iterdir() if _RECORD.fullmatch(path.name)), key=lambda path: int(path.stem))
-
-
-def _status(path: Path) -> str | None:
-    """Status in a record file; ``finished`` for one that is not valid, since a run must not replace it."""
-    try:
-        stat = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return _known_status(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-
-
-@lru_cache(maxsize=2**16)
-def _known_status(path: Path, size: int, modified: int, inode: int) -> str:
-    """Status in a file, which is read again after it has changed."""
-    try:
-        return str(json.loads(path.read_bytes())["status"])
-    except (ValueError, LookupError, TypeError):
-        return FINISHED
+def _finished(record: Record) -> Record:
+    if record.status == DIVERGED:
+        raise UserError(f"{record.path}: has no scores, because the run diverged. {record.reason}".rstrip())
+    return record

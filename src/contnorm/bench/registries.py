@@ -18,8 +18,7 @@ from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
 from contnorm.bench.streams.tasks import ALIASES as STREAM_ALIASES
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError
-from contnorm.plugins import BUILT_IN, current_origin, load_plugins
-from contnorm.registry import NORMS
+from contnorm.registry import BUILT_IN, NORMS, current_origin, load_plugins
 
 __all__ = [
     "Listing",

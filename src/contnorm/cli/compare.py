@@ -234,7 +234,7 @@ def _values(records: Sequence[Record], moments: str | None) -> dict[str, dict[in
         for group in GROUPS_SHOWN:
             title = score_title(name) if group == "overall" else f"{score_title(name)}, {group}"
             for record in records:
-                counts = record.counted if moments is None else record.labels_evaluated[moments]
+                counts = record.counted if moments is None else record.evaluated[moments]
                 assert isinstance(counts, LabelMatrix)
                 values.setdefault(title, {})[record.seed] = label_score(counts, name, record.classes_of(group))
     return values

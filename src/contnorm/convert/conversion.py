@@ -29,16 +29,16 @@ from contnorm.errors import GroupsError
 from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.base import MomentNorm, NormLayer
-from contnorm.norms.sync import SyncContinualNorm
+from contnorm.norms.continual import SyncContinualNorm
 from contnorm.norms.weight_standardization import WSGroupNorm, standardize_convolutions, unstandardize
 from contnorm.registry import (
     NORMS,
     Dim,
     LayerFactory,
     NormInfo,
-    accepted_options,
     build_norm,
-    check_options,
+    check_preset,
+    layer_parameters,
     norm_class,
     resolve_norm,
 )
@@ -128,8 +128,6 @@ def convert_norm(
     """
     entry, options = resolve_norm(to, options)
     check_model(model, "convert_norm")
-    used: Dim = dim or (2 if not entry.layers or 2 in entry.layers else min(entry.layers))
-    check_options(entry, norm_class(entry, used), options)
     layers = select_layers(model, only, skip, "convert_norm", treat_as=treat_as)
     others = [layer.name for layer in layers if not isinstance(layer.module, ActivationNorm)]
     if entry.absorbs_activation and "apply_act" not in options and others:
@@ -307,7 +305,7 @@ def _build_replacement(
 
 def build_like(layer: NormInModel, entry: NormInfo, dim: Dim, options: Mapping[str, object]) -> nn.Module:
     """Build a layer with the tensors of an old one, on its device, and with its options where none are given."""
-    allowed = accepted_options(norm_class(entry, dim))
+    allowed = layer_parameters(norm_class(entry, dim))
     carried = {
         key: value for key, value in layer.detected.options.items() if key in allowed and key not in entry.preset
     }
@@ -329,8 +327,8 @@ def has_synced_form(entry: NormInfo) -> bool:
 def build_synced(layer: NormInModel, entry: NormInfo, options: Mapping[str, object], group: Any) -> nn.Module:
     """Build the synchronized form of a norm; it records the dimension of the layer that it replaces."""
     cls: type[nn.Module] = nn.SyncBatchNorm if entry.name == "bn" else SyncContinualNorm
-    check_options(entry, cls, options)
-    allowed = accepted_options(cls)
+    check_preset(entry, options)
+    allowed = layer_parameters(cls)
     carried = {key: value for key, value in layer.detected.options.items() if key in allowed}
     arguments = {**carried, **_placement(layer, allowed), **options, **entry.preset}
     new: Any = cls(layer.detected.channels, **arguments)

@@ -28,8 +28,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from contnorm.norms.base import NormLayer
-from contnorm.norms.stock import StockGroupNorm
-from contnorm.norms.sync import SyncContinualNorm
+from contnorm.norms.continual import SyncContinualNorm
 from contnorm.registry import DIMS, NORMS, NormInfo, find_norm, layer_parameters, norm_class
 
 __all__ = ["DetectedNorm", "TreatAs", "UnsupportedNorm", "detect_norm", "drop_and_act", "holds_moments"]
@@ -69,7 +68,6 @@ _TORCH: Mapping[type[nn.Module], Kind] = {
     nn.InstanceNorm2d: ("in", 2),
     nn.InstanceNorm3d: ("in", 3),
     nn.GroupNorm: ("gn", None),
-    StockGroupNorm: ("gn", None),
 }
 # Layers of other libraries with a `forward` of their own that compute the norm of the class they derive from.
 _SAME_AS_BASE = (
@@ -109,7 +107,7 @@ def detect_norm(module: nn.Module, treat_as: TreatAs = MappingProxyType({})) -> 
         return _describe_registered(module, registered)
     own = _own_classes()
     base = next((c for c in cls.__mro__ if c in own or c in _TORCH), None)
-    base = vars(cls).get("normalizes_as", base)  # our norm-then-activation classes
+    base = vars(cls).get("normalizes_as", base)  # our norm-then-activation classes, and stock layers
     kind = own.get(base) or _TORCH.get(base) if base is not None else None
     if cls in treat_as:
         norm = find_norm(treat_as[cls])[0].name

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from contnorm.bench.api.stream import Stream, TaskDataset
-from contnorm.bench.streams.transforms import DeviceStream
+from contnorm.bench.streams.device import DeviceStream
 from contnorm.convert.conversion import convert_norm, norm_layers
 from contnorm.moments.layers import moment_buffers, write_moments
 from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate

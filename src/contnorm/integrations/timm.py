@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from contnorm.norms.base import NormLayer
 from contnorm.norms.batch import BatchNorm2d
 from contnorm.norms.group import LayerNorm2d
-from contnorm.registry import DIMS, NORMS, accepted_options, norm_class
+from contnorm.registry import DIMS, NORMS, layer_parameters, norm_class
 
 __all__ = ["ACT_CLASSES", "ContinualNormAct2d", "register"]
 
@@ -82,7 +82,7 @@ class _NormAct(NormLayer):
             "device": device,
             "dtype": dtype,
         }
-        allowed = accepted_options(self.normalizes_as)
+        allowed = layer_parameters(self.normalizes_as)
         arguments = {name: value for name, value in usual.items() if name in allowed and value is not ...}
         super().__init__(num_features, **{**arguments, **options})
         self.drop = nn.Identity() if drop_layer is None else drop_layer()

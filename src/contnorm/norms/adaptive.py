@@ -26,16 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.checks import check_batch, check_input, check_number, statistics_dtype
+from contnorm.checks import check_number, statistics_dtype
 from contnorm.kernels.pivot import per_channel
-from contnorm.norms.base import (
-    MomentNorm,
-    channel_moments,
-    check_arguments,
-    empty_like_input,
-    update_moments,
-    uses_batch_moments,
-)
+from contnorm.norms.base import MomentNorm, channel_moments, check_arguments, empty_like_input, update_moments
 from contnorm.norms.batch import batch_norm
 from contnorm.tags import BatchTags, current_tags
 
@@ -73,12 +66,11 @@ def balanced_batch_norm(
         tensor([[-0.5000],
                 [ 2.0000]])
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
+    momentum, eps, by_batch = check_arguments(x, running_mean, running_var, weight, bias, training, momentum, eps)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
-    if not uses_batch_moments(training, running_mean):
+    if not by_batch:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, eps)
-    check_batch(x, eps)
     if sample_weight is not None and sample_weight.shape != x.shape[:1]:
         raise ValueError(f"sample_weight has shape {tuple(sample_weight.shape)}, but there are {len(x)} samples.")
     y, mean, var = balance_step(x, weight, bias, sample_weight, eps)
@@ -228,10 +220,9 @@ class AdaptiveBalanceNormBase(MomentNorm):
         if not self._normalizes_with_batch():
             return self._normalize_with(batch_norm, input)
         self._check(input)
-        check_input(input)
+        check_arguments(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
         if input.numel() == 0:
             return empty_like_input(input, self.weight, self.bias, self.phi)
-        check_batch(input, self.eps)
         updates = self._updates_moments()
         share = self._weight_of_moving_batch() if updates else 0.0
         tags = current_tags(len(input)) if self.training else None
@@ -267,15 +258,8 @@ class AdaptiveBalanceNormBase(MomentNorm):
         """Return the state for copies and pickles, without pending losses, whose graphs can't be copied."""
         return {**self.__dict__, "_distances": deque(maxlen=_MOST_PASSES)}
 
-    def _extra_fields(self) -> list[str]:
-        fields = [f"kappa={self.kappa}", f"lam={self.lam}"]
-        usual: dict[str, object] = {"ada_t0": 0, "num_tasks": 100, "renormalize": False}
-        return fields + [
-            f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) != value
-        ]
 
-
-class AdaptiveBalanceNorm1d(AdaptiveBalanceNormBase):
+class AdaptiveBalanceNorm1d(AdaptiveBalanceNormBase, dim=1):
     """AdaB2N of (N, C) or (N, C, L) input.
 
     Example:
@@ -289,10 +273,8 @@ class AdaptiveBalanceNorm1d(AdaptiveBalanceNormBase):
         tensor([0.1000])
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class AdaptiveBalanceNorm2d(AdaptiveBalanceNormBase):
+class AdaptiveBalanceNorm2d(AdaptiveBalanceNormBase, dim=2):
     """AdaB2N of (N, C, H, W) input.
 
     Example:
@@ -300,15 +282,11 @@ class AdaptiveBalanceNorm2d(AdaptiveBalanceNormBase):
         AdaptiveBalanceNorm2d(8, kappa=0.4, lam=1.0, eps=1e-05, momentum=0.1)
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class AdaptiveBalanceNorm3d(AdaptiveBalanceNormBase):
+class AdaptiveBalanceNorm3d(AdaptiveBalanceNormBase, dim=3):
     """AdaB2N of (N, C, D, H, W) input.
 
     Example:
         >>> AdaptiveBalanceNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
         torch.Size([4, 8, 2, 5, 5])
     """
-
-    ranks: ClassVar[tuple[int, ...]] = (5,)

@@ -1,22 +1,26 @@
-"""Base classes of the norm layers, and the arithmetic of moments that several norms share."""
+"""Base classes of the norm layers, layers that do not normalize, and arithmetic that several norms share."""
 
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from contnorm.checks import check_eps, check_input, check_momentum, check_number, updates_moments, widest
-from contnorm.kernels import Kernel
-from contnorm.kernels.pivot import per_channel
+from contnorm.checks import check_batch, check_eps, check_input, check_number, statistics_dtype, updates_moments, widest
+from contnorm.kernels.pivot import per_channel, row_pivot
+from contnorm.registry import Dim
+
+RANKS: dict[Dim, tuple[int, ...]] = {1: (2, 3), 2: (4,), 3: (5,)}  # of the input of 1d, 2d and 3d layers
+ALWAYS_SHOWN = ("num_groups", "eps", "momentum")  # other arguments are shown if they differ from their defaults
 
 
 class NormLayer(nn.Module):
-    """Base of all norm layers: a layer over (N, C, *) that checks its input.
+    """Base of all norm layers: a layer over (N, C, *) that checks its input, with weight and bias per channel.
 
-    ``ranks`` lists the input ranks that a class accepts; ``num_features`` is its number of channels.
+    A class for input of one dimension is defined as ``class MyNorm2d(MyNorm, dim=2)``. ``ranks`` lists the input ranks
+    that it accepts; ``num_features`` is its number of channels.
     ``has_triton_kernels`` tells whether the layer uses Triton kernels of this package on a GPU, which are compiled
     before their first run. ``own_options`` names constructor arguments that only this norm has, and ``own_tensors`` its
     parameters and buffers that batch norm does not have. Conversion keeps both if the old and the new layer have them.
@@ -30,13 +34,38 @@ class NormLayer(nn.Module):
     own_tensors: ClassVar[tuple[str, ...]] = ()
     # The norm of a class that only applies its submodules `drop` and `act` after it, or has other arguments.
     normalizes_as: ClassVar[type[nn.Module]]
-    num_features: int
-    kernel: Kernel = "auto"  # the implementation, for norms with several
     fuses_relu: ClassVar[bool] = False
+    num_features: int
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, dim: Dim | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if dim is not None:
+            cls.ranks = RANKS[dim]
         cls.fuses_relu = {"residual", "relu"} <= signature(cls.forward).parameters.keys()
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # not `super`: the package's batch norm also derives from torch's
+        self.num_features = num_features
+        self.eps = check_eps(eps)
+        self.affine = affine
+        for name, create in (("weight", torch.ones), ("bias", torch.zeros)):
+            value = nn.Parameter(create(num_features, device=device, dtype=dtype)) if affine else None
+            self.register_parameter(name, value)
+
+    def reset_parameters(self) -> None:
+        """Set weight and bias to the initial values."""
+        for name, value in (("weight", 1.0), ("bias", 0.0)):
+            if (parameter := self._parameters.get(name)) is not None:
+                nn.init.constant_(parameter, value)
 
     def _check(self, x: Tensor) -> None:
         """Check the shape of an input. The functional form checks the rest."""
@@ -46,6 +75,17 @@ class NormLayer(nn.Module):
                 f"{type(self).__name__}({self.num_features}): expected {ranks} input with {self.num_features} channels "
                 f"in dimension 1, got shape {tuple(x.shape)}."
             )
+
+    def extra_repr(self) -> str:
+        arguments = signature(getattr(self, "normalizes_as", type(self))).parameters.values()
+        fields = [f"{self.num_features}"]
+        for argument in sorted(arguments, key=lambda argument: argument.kind is not argument.KEYWORD_ONLY):
+            name, default = argument.name, argument.default
+            value = getattr(self, name, default)
+            usual = value == default or value == getattr(type(self), name, default)
+            if default is not argument.empty and (name in ALWAYS_SHOWN or not usual):
+                fields.append(f"{name}={value!r}")
+        return ", ".join(fields)
 
 
 class MomentNorm(NormLayer):
@@ -63,8 +103,6 @@ class MomentNorm(NormLayer):
     _version = 2  # of the state dict, as in torch: with a counter
     initial_var: ClassVar[float] = 1.0  # of `running_var`
     momentum: float | None
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
@@ -81,21 +119,19 @@ class MomentNorm(NormLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # not `super`: the package's batch norm also derives from torch's
-        self.num_features = num_features
-        self.eps = check_eps(eps)
+        NormLayer.__init__(self, num_features, eps, affine, device, dtype)
         self.momentum = None if momentum is None else check_number(momentum, 0, "momentum", 1)
-        self.affine = affine
         self.track_running_stats = track_running_stats
-        for name in ("weight", "bias"):
-            vector = torch.empty(num_features, device=device, dtype=dtype) if affine else None
-            self.register_parameter(name, None if vector is None else nn.Parameter(vector))
         for name in ("running_mean", "running_var"):
             vector = torch.empty(num_features, device=device, dtype=dtype) if track_running_stats else None
             self.register_buffer(name, vector)
         counter = torch.tensor(0, dtype=torch.long, device=device) if track_running_stats else None
         self.register_buffer("num_batches_tracked", counter)
+        self._add_tensors(device, dtype)
         self.reset_parameters()
+
+    def _add_tensors(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Add the parameters and buffers that batch norm does not have."""
 
     def reset_running_stats(self) -> None:
         """Set the running moments and their counter to the initial values."""
@@ -104,21 +140,14 @@ class MomentNorm(NormLayer):
                 f"{type(self).__name__}: its running moments are frozen and can't be reset. "
                 f"Call contnorm.freeze_stats(model, False) first."
             )
-        for buffer, value in (
-            (self.running_mean, 0.0),
-            (self.running_var, self.initial_var),
-            (self.num_batches_tracked, 0),
-        ):
-            if buffer is not None:
+        for name, value in (("running_mean", 0.0), ("running_var", self.initial_var), ("num_batches_tracked", 0)):
+            if (buffer := self._buffers[name]) is not None:
                 buffer.fill_(value)
 
     def reset_parameters(self) -> None:
         """Set weight, bias and running moments to the initial values."""
         self.reset_running_stats()
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        super().reset_parameters()
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *lists: Any
@@ -184,7 +213,7 @@ class MomentNorm(NormLayer):
 
         On a device without float64 they are in float32.
         """
-        return channel_moments(widest(self._tracked_signal(x)))
+        return channel_moments(widest(x))
 
     def stored_variance(self, var: Tensor, count: float) -> Tensor:
         """Return the value of ``running_var`` for data of this biased variance and count: the unbiased variance."""
@@ -194,25 +223,54 @@ class MomentNorm(NormLayer):
         """Return the variance that training normalizes data of this biased variance and count with: the biased one."""
         return var
 
-    def _tracked_signal(self, x: Tensor) -> Tensor:
-        """Return the signal whose moments the buffers track."""
-        return x
-
     def extra_repr(self) -> str:
-        kernel = [] if self.kernel == "auto" else [f"kernel={self.kernel!r}"]
-        fields = [
-            f"{self.num_features}",
-            *self._extra_fields(),
-            *kernel,
-            f"eps={self.eps}",
-            f"momentum={self.momentum}",
-        ]
-        usual = {"affine": True, "track_running_stats": True, "stats_frozen": False, "use_running": False}
-        fields += [f"{name}={getattr(self, name)}" for name, value in usual.items() if getattr(self, name) is not value]
-        return ", ".join(fields)
+        states = [f"{name}=True" for name in ("stats_frozen", "use_running") if getattr(self, name)]
+        return ", ".join([super().extra_repr(), *states])
 
-    def _extra_fields(self) -> list[str]:
-        return []
+
+# --- layers that do not normalize -----------------------------------------------------------------------------------
+
+
+class _NoNorm(NormLayer):
+    """Returns its input unchanged. It checks the input as the norms do, and can be converted back to any norm."""
+
+    def __init__(
+        self, num_features: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        nn.Module.__init__(self)
+        self.num_features = num_features
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        check_input(input)
+        return input
+
+
+class NoNorm1d(_NoNorm, dim=1):
+    """No normalization of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> NoNorm1d(2)(torch.tensor([[1.0, 5.0]]))
+        tensor([[1., 5.]])
+    """
+
+
+class NoNorm2d(_NoNorm, dim=2):
+    """No normalization of (N, C, H, W) input.
+
+    Example:
+        >>> NoNorm2d(3)(torch.ones(2, 3, 4, 4)).sum().item()
+        96.0
+    """
+
+
+class NoNorm3d(_NoNorm, dim=3):
+    """No normalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> NoNorm3d(3)(torch.ones(2, 3, 2, 2, 2)).sum().item()
+        48.0
+    """
 
 
 # --- functions that several norms share -----------------------------------------------------------------------------
@@ -224,19 +282,25 @@ def check_arguments(
     running_var: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
+    training: bool,
     momentum: float | Tensor,
     eps: float,
-) -> tuple[float | Tensor, float]:
-    """Check the arguments that all functional forms with running moments have; return momentum and eps."""
+) -> tuple[float | Tensor, float, bool]:
+    """Check the arguments of a functional form with running moments.
+
+    Returns momentum, eps, and whether the batch is normalized with its own moments: as in torch, it is in training, and
+    in evaluation without running moments. A momentum that is a tensor is not read, which would synchronize with it.
+    """
     check_input(x, running_mean, running_var, weight, bias)
     if (running_mean is None) != (running_var is None):
         raise ValueError("give both running_mean and running_var, or neither.")
-    return check_momentum(momentum), check_eps(eps)
-
-
-def uses_batch_moments(training: bool, running_mean: Tensor | None) -> bool:
-    """Whether to normalize with the batch, as in torch: in training, and in evaluation without running moments."""
-    return training or running_mean is None
+    if not isinstance(momentum, Tensor):
+        momentum = check_number(momentum, 0, "momentum", 1)
+    eps = check_eps(eps)
+    by_batch = training or running_mean is None
+    if by_batch and x.numel():
+        check_batch(x, eps)
+    return momentum, eps, by_batch
 
 
 def update_moments(
@@ -285,3 +349,69 @@ def empty_like_input(x: Tensor, *parameters: Tensor | None) -> Tensor:
         if parameter is not None:
             y = y + parameter.sum().to(x.dtype)
     return y
+
+
+class RowMoments(NamedTuple):
+    """The input minus a pivot for each row (one sample, one channel), and the moments of the rows.
+
+    The tables are in float64, because they are small.
+    """
+
+    shifted: Tensor  # (N, C, *)
+    pivot: Tensor  # (N, C), float64
+    mean: Tensor  # (N, C), float64, of the input itself
+    var: Tensor  # (N, C), float64, unbiased; zero where a row has one position
+
+
+def has_one_position(x: Tensor) -> bool:
+    """Whether a row (one sample, one channel) has a single position.
+
+    Example:
+        >>> has_one_position(torch.zeros(4, 8)), has_one_position(torch.zeros(4, 8, 3))
+        (True, False)
+    """
+    return x.numel() == x.shape[0] * x.shape[1]
+
+
+def row_moments(x: Tensor) -> RowMoments:
+    """Return the moments of each row.
+
+    Example:
+        >>> rows = row_moments(torch.tensor([[[0.0, 2.0]]]))
+        >>> rows.mean.item(), rows.var.item()
+        (1.0, 2.0)
+    """
+    wide = x.to(statistics_dtype(x))
+    single = has_one_position(x)
+    # The pivot of a row with one position is its value. With a pivot of zero, the mean, rounded to the dtype of the
+    # data, would be subtracted from the data itself, and a large mean would cause cancellation.
+    pivot = wide.detach().reshape(x.shape[0], x.shape[1]) if single else row_pivot(x)
+    shifted = wide - per_channel(pivot, x.dim())
+    if single:
+        off = shifted.reshape(x.shape[0], x.shape[1])
+        var = torch.zeros_like(off)
+    else:
+        var, off = torch.var_mean(shifted, dim=tuple(range(2, x.dim())), correction=1)
+    return RowMoments(shifted, pivot.double(), pivot.double() + off.double(), var.double())
+
+
+def normalize_rows(
+    x: Tensor, rows: RowMoments, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Normalize with a mean and variance for each row, (N, C) or (C,) in float64, then apply weight and bias.
+
+    Example:
+        >>> x = torch.tensor([[[0.0, 2.0]]])
+        >>> rows = row_moments(x)
+        >>> normalize_rows(x, rows, rows.mean, rows.var / 2, None, None, 0.0)
+        tensor([[[-1.,  1.]]])
+    """
+    dtype, rank = statistics_dtype(x), x.dim()
+    scale = torch.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight
+    centred = rows.shifted - per_channel((mean - rows.pivot).to(dtype), rank)
+    y = centred * per_channel(scale.to(dtype), rank)
+    if bias is not None:
+        y = y + per_channel(bias.to(dtype), rank)
+    return y.to(x.dtype)

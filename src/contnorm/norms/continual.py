@@ -4,34 +4,48 @@ Differences from the authors' code: the layer can be constructed, ``affine`` and
 batch counter is updated, and any number of groups that divides the number of channels is accepted. Unlike torch's group
 norm followed by torch's batch norm, it is also accurate for inputs with a large mean, where these lose precision by
 cancellation. See `kernels/pivot.py`.
+
+`SyncContinualNorm` has batch moments over all processes. The group step normalizes each sample alone and needs no
+communication. For the batch step, each process sends its count, mean and sum of squared deviations per channel, in
+float64. They are merged weighted by count, so batches may have different sizes, and a process with an empty batch takes
+part without changing the result.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_group_size, check_residual, resolve_groups, updates_moments, widest
+from contnorm.checks import (
+    check_batch,
+    check_group_size,
+    check_input,
+    check_residual,
+    resolve_groups,
+    statistics_dtype,
+    updates_moments,
+    widest,
+)
 from contnorm.kernels import Kernel, Order, analytic, check_order, reference, resolve_kernel
 from contnorm.kernels.cpp import continual as compiled
-from contnorm.kernels.reference import BatchMoments, add_residual_and_relu
+from contnorm.kernels.pivot import channel_pivot, per_channel, subtract_slab_pivot
+from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout
 from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton.continual import replay
 from contnorm.norms.base import (
     MomentNorm,
+    apply_affine,
+    channel_moments,
     check_arguments,
     empty_like_input,
     unbiased,
     update_moments,
-    uses_batch_moments,
 )
 from contnorm.norms.group import check_groups
-
-Pair = tuple[Tensor | None, Tensor | None]  # running mean and variance, or weight and bias
 
 
 def continual_norm(
@@ -85,30 +99,44 @@ def continual_norm(
     closed_form = order == "gn_bn" and not tied  # of CN alone: the variants are computed as two steps
     if requested in ("auto", "triton") and closed_form and not torch.compiler.is_compiling():
         # An input of a known signature has passed all checks below before.
-        y = replay.normalize(
+        replayed = replay.normalize(
             x, running_mean, running_var, weight, bias, training, momentum, eps, num_groups, relu, residual, num_batches
         )
-        if y is not None:
-            return y
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
+        if replayed is not None:
+            return replayed
+    momentum, eps, by_batch = check_arguments(x, running_mean, running_var, weight, bias, training, momentum, eps)
     check_order(order)
     residual = check_residual(residual, x)
     groups = resolve_groups(num_groups, x.shape[1], x.dim())
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
     check_group_size(x, groups)
-    by_batch = uses_batch_moments(training, running_mean)
-    if by_batch:
-        check_batch(x, eps)
     chosen = _select_kernel(requested, x, groups, closed_form, by_batch)
-    moments, affine = (running_mean, running_var), (weight, bias)
-    if chosen in ("triton", "cpp"):
-        module = compiled if chosen == "cpp" else fused
-        return _run_fused(module, x, moments, affine, by_batch, momentum, eps, groups, relu, residual, num_batches)
-    y = _run_operators(chosen, x, moments, affine, by_batch, momentum, eps, groups, {"order": order, "tied": tied})
-    if by_batch and num_batches is not None:
+    module: Any = {"triton": fused, "cpp": compiled, "analytic": analytic}.get(chosen, reference)
+    fuses = chosen in ("triton", "cpp")  # residual and ReLU, and the update of the running moments
+    options: dict[str, Any] = {}
+    if fuses:
+        options = {"residual": residual, "relu": relu}
+    elif module is reference:
+        options = {"order": order, "tied": tied, "pivot": chosen == "pivoted"}
+    y: Tensor
+    if not by_batch:
+        y = module.evaluate(x, running_mean, running_var, weight, bias, eps, groups, **options)
+        return y if fuses else add_residual_and_relu(y, residual, relu)
+    count = x.numel() // x.shape[1]
+    if fuses and updates_moments(running_mean, momentum):
+        options["running"] = module.moment_update(running_mean, running_var, num_batches, momentum, count)
+    elif module is reference:
+        options["moments"] = running_mean is not None
+    y, moments = module.train(x, weight, bias, eps, groups, **options)
+    if fuses and moments is None:
+        return y  # the kernel has updated the running moments and the counter
+    if moments is not None:
+        var = unbiased(moments.var, count) if fuses else moments.var
+        update_moments(running_mean, running_var, moments.mean, var, momentum)
+    if num_batches is not None:
         num_batches.add_(1)
-    return add_residual_and_relu(y, residual, relu)
+    return y if fuses else add_residual_and_relu(y, residual, relu)
 
 
 def _select_kernel(chosen: Kernel, x: Tensor, groups: int, closed_form: bool, by_batch: bool) -> Kernel:
@@ -124,65 +152,6 @@ def _select_kernel(chosen: Kernel, x: Tensor, groups: int, closed_form: bool, by
     if fused.auto_selects(x, groups):
         return "triton"
     return "cpp" if compiled.auto_selects(x) else "pivoted" if by_batch else "analytic"
-
-
-def _run_fused(
-    module: ModuleType,
-    x: Tensor,
-    moments: Pair,
-    affine: Pair,
-    by_batch: bool,
-    momentum: float | Tensor,
-    eps: float,
-    groups: int,
-    relu: bool,
-    residual: Tensor | None,
-    num_batches: Tensor | None,
-) -> Tensor:
-    """Compute everything with Triton's or the C++ kernel, which in training may also update moments and counter."""
-    mean, var = moments
-    if not by_batch:
-        evaluated: Tensor = module.evaluate(x, mean, var, *affine, eps, groups, residual, relu)
-        return evaluated
-    count = x.numel() // x.shape[1]
-    moves = updates_moments(mean, momentum)
-    running = module.moment_update(mean, var, num_batches, momentum, count) if moves else None
-    y: Tensor
-    y, batch_moments = module.train(x, *affine, eps, groups, residual, relu, running)
-    if batch_moments is not None:
-        update_moments(mean, var, batch_moments.mean, unbiased(batch_moments.var, count), momentum)
-        if num_batches is not None:
-            num_batches.add_(1)
-    return y
-
-
-def _run_operators(
-    chosen: Kernel,
-    x: Tensor,
-    moments: Pair,
-    affine: Pair,
-    by_batch: bool,
-    momentum: float | Tensor,
-    eps: float,
-    groups: int,
-    variant: dict[str, Any],
-) -> Tensor:
-    """Normalize with torch's operators, and update the running moments."""
-    mean, var = moments
-    batch: BatchMoments | None = None
-    if not by_batch:
-        assert mean is not None and var is not None
-        if chosen == "analytic":
-            return analytic.evaluate(x, mean, var, *affine, eps, groups)
-        return reference.evaluate(x, mean, var, *affine, eps, groups, pivot=chosen != "reference", **variant)
-    if chosen == "analytic":
-        y, batch = analytic.train(x, *affine, eps, groups)
-    else:
-        pivot = chosen != "reference"
-        y, batch = reference.train(x, *affine, eps, groups, pivot=pivot, moments=mean is not None, **variant)
-    if batch is not None:
-        update_moments(mean, var, batch.mean, batch.var, momentum)
-    return y
 
 
 class ContinualNormBase(MomentNorm):
@@ -211,6 +180,7 @@ class ContinualNormBase(MomentNorm):
     has_triton_kernels: ClassVar[bool] = True
     num_groups: int | str
     order: Order
+    kernel: Kernel = "auto"  # not shown unless it is another one
 
     def __init__(
         self,
@@ -266,24 +236,16 @@ class ContinualNormBase(MomentNorm):
             kernel=self.kernel,
         )
 
-    def _tracked_signal(self, x: Tensor) -> Tensor:
-        if self.order == "bn_gn":
-            return x
-        groups = resolve_groups(self.num_groups, self.num_features, x.dim())
-        affine = (self.weight, self.bias) if self.tied else (None, None)
-        weight, bias = (None if p is None else p.double() for p in affine)
-        return F.group_norm(widest(x), groups, weight, bias, self.eps)
-
-    def _extra_fields(self) -> list[str]:
-        fields = [f"num_groups={self.num_groups}"]
-        if self.order != "gn_bn":
-            fields.append(f"order={self.order!r}")
-        if self.tied:
-            fields.append("tied=True")
-        return fields
+    def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.order == "gn_bn":  # the moments are those of the group-normalized signal
+            groups = resolve_groups(self.num_groups, self.num_features, x.dim())
+            affine = (self.weight, self.bias) if self.tied else (None, None)
+            weight, bias = (None if p is None else p.double() for p in affine)
+            x = F.group_norm(widest(x), groups, weight, bias, self.eps)
+        return super().batch_moments(x)
 
 
-class ContinualNorm1d(ContinualNormBase):
+class ContinualNorm1d(ContinualNormBase, dim=1):
     """Continual normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -292,10 +254,8 @@ class ContinualNorm1d(ContinualNormBase):
         torch.Size([10, 100])
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class ContinualNorm2d(ContinualNormBase):
+class ContinualNorm2d(ContinualNormBase, dim=2):
     """Continual normalization of (N, C, H, W) input.
 
     Example:
@@ -308,10 +268,8 @@ class ContinualNorm2d(ContinualNormBase):
         True
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class ContinualNorm3d(ContinualNormBase):
+class ContinualNorm3d(ContinualNormBase, dim=3):
     """Continual normalization of (N, C, D, H, W) input.
 
     Example:
@@ -319,4 +277,100 @@ class ContinualNorm3d(ContinualNormBase):
         24
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (5,)
+
+# --- synchronized continual normalization ----------------------------------------------------------------------------
+
+
+class SyncContinualNorm(ContinualNormBase):
+    """Continual normalization over the batches of all processes, for input of any rank.
+
+    In training, outputs, gradients and running moments equal those of a single process that sees the whole batch. In
+    evaluation, and without a process group, it computes the same as the unsynchronized layer. Use
+    ``contnorm.convert_sync`` to convert a model.
+
+    Its arguments are those of `ContinualNorm2d`. ``process_group`` are the processes whose batches are normalized
+    together; None for all processes.
+
+    Example:
+        >>> SyncContinualNorm(64)(torch.randn(4, 64, 8, 8)).shape  # one process: no synchronization
+        torch.Size([4, 64, 8, 8])
+    """
+
+    process_group: Any = None
+
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        single_process = (
+            not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1
+        )
+        if single_process or not self._normalizes_with_batch():
+            return super().forward(input, residual, relu)
+        x = input
+        self._check(x)
+        check_input(x)
+        residual = check_residual(residual, x)
+        groups = resolve_groups(self.num_groups, self.num_features, x.dim())
+        check_group_size(x, groups)
+        dtype = statistics_dtype(x)
+        weight, bias = (None if p is None else p.to(dtype) for p in (self.weight, self.bias))
+        first = (weight, bias) if self.tied else (None, None)
+        if self.order == "gn_bn":
+            y = self._synced_batch_step(self._group_step(x.to(dtype), groups, *first), weight, bias)
+        else:
+            y = self._group_step(self._synced_batch_step(x.to(dtype), *first), groups, weight, bias)
+        return add_residual_and_relu(y.to(x.dtype), residual, relu)
+
+    def _group_step(self, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if x.numel() == 0:  # the operator does not accept an empty batch
+            return apply_affine(x, weight, bias)
+        return group_norm_in_layout(subtract_slab_pivot(x, groups), groups, weight, bias, self.eps)
+
+    def _synced_batch_step(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Normalize with the moments of the batches of all processes, which also update the running moments."""
+        channels = x.shape[1]
+        pivot = channel_pivot(x) if x.numel() else x.new_zeros(channels)
+        shifted = x - per_channel(pivot, x.dim())
+        if x.numel():
+            mean, var = channel_moments(shifted)
+            count = mean.new_full((1,), x.numel() // channels, dtype=torch.float64)
+            row = torch.cat([count, mean.double() + pivot.double(), var.double() * count])
+        else:
+            # Connected to the input for autograd: backward is a collective in which every process must take part.
+            row = pivot.new_zeros(1 + 2 * channels, dtype=torch.float64) + shifted.sum().double()
+
+        rows: Tensor = _Gather.apply(row, self.process_group)  # type: ignore[no-untyped-call]
+        count, means, squares = rows[:, :1], *rows[:, 1:].chunk(2, dim=1)
+        total = count.sum().detach()
+        mean = (count * means).sum(0) / total.clamp_min(1)
+        var = (squares + count * (means - mean).square()).sum(0) / total.clamp_min(1)
+        centred = shifted - per_channel((mean - pivot.double()).to(x.dtype), x.dim())
+        y = centred * per_channel(torch.rsqrt(var + self.eps).to(x.dtype), x.dim())
+
+        # An empty batch, or a single value, may be part of a larger batch over all processes, and every process must
+        # update its moments and counter in the same way. So the check uses the total count.
+        values = int(total.item()) if x.numel() <= channels else x.numel() // channels
+        if values == 1:
+            check_batch(x.new_empty(1, channels), self.eps)
+        if values and self._updates_moments():
+            share = self._weight_of_moving_batch()
+            update_moments(self.running_mean, self.running_var, mean, var * total / (total - 1).clamp_min(1), share)
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+        return apply_affine(y, weight, bias)
+
+
+class _Gather(torch.autograd.Function):
+    """Gather the rows of all processes; in backward, sum the gradients of each row over all processes."""
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(rows, row.contiguous(), group=group)
+        return torch.stack(rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        grad = grad.contiguous()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad[dist.get_rank(ctx.group)], None

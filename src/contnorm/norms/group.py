@@ -4,10 +4,8 @@ Differences from torch's classes: ``GroupNorm*(num_features, num_groups=...)`` i
 ``GroupNorm(groups, channels)``; instance norm has affine parameters by default and no running statistics; layer norm
 normalizes over channels and positions, with one weight and bias per channel.
 
-Group, instance and layer normalization, with one weight and bias per channel.
-
-They use torch's operator, except for channels_last input on CUDA, for which a Triton kernel is used: torch's operator
-copies such an input to the contiguous layout, and its output back.
+The functions use torch's operator, except for channels_last input on CUDA, for which a Triton kernel is used: torch's
+operator copies such an input to the contiguous layout, and its output back.
 """
 
 from __future__ import annotations
@@ -15,18 +13,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from contnorm.checks import (
-    check_eps,
-    check_group_size,
-    check_input,
-    check_residual,
-    resolve_groups,
-    statistics_dtype,
-)
+from contnorm.checks import check_eps, check_group_size, check_input, check_residual, resolve_groups
 from contnorm.kernels import resolve_kernel
-from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout
+from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout, in_statistics_dtype
 from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton.availability import is_plain
 from contnorm.kernels.triton.continual.launch import channels_last
@@ -66,28 +57,15 @@ def group_norm(
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
     check_group_size(x, groups)
-    if _uses_kernel(x, groups):
+    copied = x.is_cuda and not x.is_contiguous() and channels_last(x)  # by torch's operator
+    if copied and is_plain(x) and fused.auto_selects(x, groups) and resolve_kernel(None) in ("auto", "triton"):
         return group_step(x, weight, bias, eps, groups, residual, relu)
+    signal = x
     if weight is not None and weight.dtype != x.dtype:
         # Half-precision input with float32 weights is supported on CPU but not on CUDA, so all are cast to float32.
-        wide = statistics_dtype(x)
-        offset = None if bias is None else bias.to(wide)
-        y = group_norm_in_layout(x.to(wide), groups, weight.to(wide), offset, eps)
-    else:
-        y = group_norm_in_layout(x, groups, weight, bias, eps)
-    return add_residual_and_relu(y.to(x.dtype), residual, relu)
-
-
-def _uses_kernel(x: Tensor, groups: int) -> bool:
-    """Whether to use the Triton kernel: it can run, and torch's operator would copy the input."""
-    return (
-        x.is_cuda
-        and resolve_kernel(None) in ("auto", "triton")
-        and is_plain(x)
-        and fused.auto_selects(x, groups)
-        and not x.is_contiguous()
-        and channels_last(x)
-    )
+        signal, weight, bias = in_statistics_dtype(x, weight, bias)
+    y = group_norm_in_layout(signal, groups, weight, bias, eps).to(x.dtype)
+    return add_residual_and_relu(y, residual, relu)
 
 
 def instance_norm(
@@ -136,44 +114,10 @@ def layer_norm(
     return group_norm(x, 1, weight, bias, eps, residual=residual, relu=relu)
 
 
-class SampleNorm(NormLayer):
-    """Base of norms that normalize each sample alone: weight and bias per channel, same in training and evaluation."""
-
-    has_triton_kernels: ClassVar[bool] = True
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.num_features = num_features
-        self.eps = check_eps(eps)
-        self.affine = affine
-        for parameter in ("weight", "bias"):
-            value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if affine else None
-            self.register_parameter(parameter, value)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def extra_repr(self) -> str:
-        text = f"{self.num_features}, eps={self.eps}"
-        return text if self.affine else f"{text}, affine=False"
-
-
-class GroupNormBase(SampleNorm):
+class GroupNormBase(NormLayer):
     """Group normalization."""
 
+    has_triton_kernels: ClassVar[bool] = True
     num_groups: int | str
 
     def __init__(
@@ -194,10 +138,6 @@ class GroupNormBase(SampleNorm):
         self._check(input)
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, residual=residual, relu=relu)
 
-    def extra_repr(self) -> str:
-        channels, rest = super().extra_repr().split(", ", 1)
-        return f"{channels}, num_groups={self.num_groups}, {rest}"
-
 
 def check_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...]) -> int | str:
     """Check the number of groups at construction; ``"auto"`` is kept if it depends on the rank of the input."""
@@ -205,8 +145,10 @@ def check_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...]) -
     return resolved.pop() if len(resolved) == 1 else num_groups
 
 
-class _InstanceNorm(SampleNorm):
+class _InstanceNorm(NormLayer):
     """Instance normalization."""
+
+    has_triton_kernels: ClassVar[bool] = True
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
@@ -214,8 +156,10 @@ class _InstanceNorm(SampleNorm):
         return instance_norm(input, self.weight, self.bias, self.eps, residual=residual, relu=relu)
 
 
-class _LayerNorm(SampleNorm):
+class _LayerNorm(NormLayer):
     """Layer normalization over channels and positions."""
+
+    has_triton_kernels: ClassVar[bool] = True
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
@@ -223,7 +167,7 @@ class _LayerNorm(SampleNorm):
         return layer_norm(input, self.weight, self.bias, self.eps, residual=residual, relu=relu)
 
 
-class GroupNorm1d(GroupNormBase):
+class GroupNorm1d(GroupNormBase, dim=1):
     """Group normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -231,10 +175,8 @@ class GroupNorm1d(GroupNormBase):
         [[-1.0, 1.0, -1.0, 1.0]]
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class GroupNorm2d(GroupNormBase):
+class GroupNorm2d(GroupNormBase, dim=2):
     """Group normalization of (N, C, H, W) input.
 
     Example:
@@ -242,10 +184,8 @@ class GroupNorm2d(GroupNormBase):
         GroupNorm2d(64, num_groups=32, eps=1e-05)
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class GroupNorm3d(GroupNormBase):
+class GroupNorm3d(GroupNormBase, dim=3):
     """Group normalization of (N, C, D, H, W) input.
 
     Example:
@@ -253,10 +193,8 @@ class GroupNorm3d(GroupNormBase):
         torch.Size([1, 64, 2, 3, 3])
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (5,)
 
-
-class InstanceNorm1d(_InstanceNorm):
+class InstanceNorm1d(_InstanceNorm, dim=1):
     """Instance normalization of (N, C, L) input. An (N, C) input has one value per instance and raises an error.
 
     Example:
@@ -264,10 +202,8 @@ class InstanceNorm1d(_InstanceNorm):
         [[[-1.0, 1.0]]]
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class InstanceNorm2d(_InstanceNorm):
+class InstanceNorm2d(_InstanceNorm, dim=2):
     """Instance normalization of (N, C, H, W) input.
 
     Example:
@@ -275,10 +211,8 @@ class InstanceNorm2d(_InstanceNorm):
         torch.Size([1, 3, 4, 4])
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class InstanceNorm3d(_InstanceNorm):
+class InstanceNorm3d(_InstanceNorm, dim=3):
     """Instance normalization of (N, C, D, H, W) input.
 
     Example:
@@ -286,10 +220,8 @@ class InstanceNorm3d(_InstanceNorm):
         torch.Size([1, 3, 2, 4, 4])
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (5,)
 
-
-class LayerNorm1d(_LayerNorm):
+class LayerNorm1d(_LayerNorm, dim=1):
     """Layer normalization of (N, C) or (N, C, L) input over all dimensions but the first.
 
     Example:
@@ -297,10 +229,8 @@ class LayerNorm1d(_LayerNorm):
         [[-1.0, 1.0]]
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class LayerNorm2d(_LayerNorm):
+class LayerNorm2d(_LayerNorm, dim=2):
     """Layer normalization of (N, C, H, W) input over all dimensions but the first.
 
     Example:
@@ -308,15 +238,11 @@ class LayerNorm2d(_LayerNorm):
         torch.Size([1, 3, 4, 4])
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class LayerNorm3d(_LayerNorm):
+class LayerNorm3d(_LayerNorm, dim=3):
     """Layer normalization of (N, C, D, H, W) input over all dimensions but the first.
 
     Example:
         >>> LayerNorm3d(3)(torch.randn(1, 3, 2, 4, 4)).shape
         torch.Size([1, 3, 2, 4, 4])
     """
-
-    ranks: ClassVar[tuple[int, ...]] = (5,)

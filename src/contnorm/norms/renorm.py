@@ -13,14 +13,12 @@ to the length of the run (5-40 % and 5-25 % of it).
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch, check_input, check_number, check_residual, statistics_dtype, updates_moments
+from contnorm.checks import check_number, statistics_dtype, updates_moments
 from contnorm.kernels.pivot import channel_pivot, per_channel
-from contnorm.kernels.reference import add_residual_and_relu
 from contnorm.norms.base import (
     MomentNorm,
     apply_affine,
@@ -29,7 +27,6 @@ from contnorm.norms.base import (
     empty_like_input,
     keep_values,
     update_moments,
-    uses_batch_moments,
 )
 
 
@@ -44,11 +41,6 @@ def batch_renorm(
     eps: float = 1e-3,
     r_max: float | Tensor = 1.0,
     d_max: float | Tensor = 0.0,
-    *,
-    r: Tensor | None = None,
-    d: Tensor | None = None,
-    residual: Tensor | None = None,
-    relu: bool = False,
 ) -> Tensor:
     r"""Batch renormalization.
 
@@ -68,10 +60,6 @@ def batch_renorm(
         eps: Value added to the standard deviation.
         r_max: The limit of r; 1 disables the correction of the standard deviation.
         d_max: The limit of d; 0 disables the correction of the mean.
-        r: (C,), used without clipping instead of the computed r.
-        d: (C,), used without clipping instead of the computed d.
-        residual: Tensor added to the result, with the input's shape. It is cast to the input's dtype.
-        relu: Whether to apply ReLU to the result, after the residual.
 
     Example:
         >>> x, mean, var = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0]), torch.tensor([4.0])
@@ -79,24 +67,18 @@ def batch_renorm(
         tensor([[0.],
                 [1.]])
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
-    check_input(x, r, d)
+    momentum, eps, by_batch = check_arguments(x, running_mean, running_var, weight, bias, training, momentum, eps)
     for name, limit, least in (("r_max", r_max, 1), ("d_max", d_max, 0)):
         if not isinstance(limit, Tensor):
             check_number(limit, least, name)
-    residual = check_residual(residual, x)
     if x.numel() == 0:
-        return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
-    by_batch = uses_batch_moments(training, running_mean)
-    if by_batch:
-        check_batch(x, eps)
+        return empty_like_input(x, weight, bias)
     dtype, rank = statistics_dtype(x), x.dim()
     if not by_batch:
         assert running_mean is not None and running_var is not None
         rstd = 1 / (running_var.to(dtype).sqrt() + eps)
         centred = x.to(dtype) - per_channel(running_mean.to(dtype), rank)
-        y = apply_affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
-        return add_residual_and_relu(y, residual, relu)
+        return apply_affine(centred * per_channel(rstd, rank), weight, bias).to(x.dtype)
 
     pivot = channel_pivot(x)
     shifted = x.to(dtype) - per_channel(pivot, rank)
@@ -104,25 +86,21 @@ def batch_renorm(
     # A channel of dead inputs has a variance of zero, whose square root would have an infinite gradient.
     varies = var != 0  # True for NaN, so that NaNs stay visible
     std = torch.where(varies, var, 1.0).sqrt() * varies
+    normalized = (shifted - per_channel(mean, rank)) * per_channel(1 / (std + eps), rank)
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
-            old_std = running_var.to(dtype).sqrt().clamp_min(torch.finfo(dtype).tiny)  # zero gives the limits
+            running_std = running_var.to(dtype).sqrt()
+            old_std = running_std.clamp_min(torch.finfo(dtype).tiny)  # zero gives the limits
             r_limit, d_limit = (torch.as_tensor(limit, dtype=dtype, device=x.device) for limit in (r_max, d_max))
             ratio = (std / old_std).clamp(1 / r_limit, r_limit)
             offset = ((mean - (running_mean.to(dtype) - pivot)) / old_std).clamp(-d_limit, d_limit)
-            ratio, offset = keep_values(ratio, offset)
-        r, d = ratio if r is None else r, offset if d is None else d
-    normalized = (shifted - per_channel(mean, rank)) * per_channel(1 / (std + eps), rank)
-    if r is not None:
-        normalized = normalized * per_channel(r.to(dtype), rank)
-    if d is not None:
-        normalized = normalized + per_channel(d.to(dtype), rank)
-    if running_mean is not None and running_var is not None and updates_moments(running_mean, momentum):
-        with torch.no_grad():
-            running_std = running_var.to(dtype).sqrt()
-            update_moments(running_mean, running_std, mean + pivot, std, momentum)
-            running_var.copy_(running_std.square())
-    return add_residual_and_relu(apply_affine(normalized, weight, bias).to(x.dtype), residual, relu)
+            r, d = keep_values(ratio, offset)
+        normalized = normalized * per_channel(r, rank) + per_channel(d, rank)
+        if updates_moments(running_mean, momentum):
+            with torch.no_grad():
+                update_moments(running_mean, running_std, mean + pivot, std, momentum)
+                running_var.copy_(running_std.square())
+    return apply_affine(normalized, weight, bias).to(x.dtype)
 
 
 PUBLISHED_STEPS = 100_000  # the run length for which the published ramps are 5-40 % and 5-25 %
@@ -206,8 +184,7 @@ class BatchRenormBase(MomentNorm):
         closed = math.floor(self._ramps()[0][0]) + 1
         return max(0, seen - closed) / seen
 
-    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
+    def forward(self, input: Tensor) -> Tensor:
         tracked = not self.training or self.track_running_stats  # frozen moments also limit r and d
         r_max, d_max = self._limits() if self._normalizes_with_batch() else (1.0, 0.0)
         return self._normalize_with(
@@ -217,30 +194,22 @@ class BatchRenormBase(MomentNorm):
             running_var=self.running_var if tracked else None,
             r_max=r_max,
             d_max=d_max,
-            residual=residual,
-            relu=relu,
         )
 
     def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var
 
-    def _extra_fields(self) -> list[str]:
-        ramps = [] if self.total_steps is None else [f"total_steps={self.total_steps}"]
-        return [f"r_max={self.r_max}", f"d_max={self.d_max}", *ramps]
 
-
-class BatchRenorm1d(BatchRenormBase):
+class BatchRenorm1d(BatchRenormBase, dim=1):
     """Batch renormalization of (N, C) or (N, C, L) input.
 
     Example:
         >>> BatchRenorm1d(8, total_steps=4250)
-        BatchRenorm1d(8, r_max=3.0, d_max=5.0, total_steps=4250, eps=0.001, momentum=0.01)
+        BatchRenorm1d(8, total_steps=4250, eps=0.001, momentum=0.01)
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class BatchRenorm2d(BatchRenormBase):
+class BatchRenorm2d(BatchRenormBase, dim=2):
     """Batch renormalization of (N, C, H, W) input.
 
     Example:
@@ -251,15 +220,11 @@ class BatchRenorm2d(BatchRenormBase):
         tensor(2.1429)
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class BatchRenorm3d(BatchRenormBase):
+class BatchRenorm3d(BatchRenormBase, dim=3):
     """Batch renormalization of (N, C, D, H, W) input.
 
     Example:
         >>> BatchRenorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
         torch.Size([4, 8, 2, 5, 5])
     """
-
-    ranks: ClassVar[tuple[int, ...]] = (5,)

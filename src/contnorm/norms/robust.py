@@ -1,22 +1,30 @@
-"""Robust batch normalization (RBN; Yuan et al., RoTTA, CVPR 2023).
+"""Batch norms that were proposed for adaptation at test time: instance-aware and robust batch normalization.
 
-In training, an input is normalized with a mixture of the running moments and those of the batch, and the mixture
-becomes the new running moments. As in the authors' code, the variance is biased, and gradients flow through the moments
-of the batch with their weight in the mixture.
+Their papers replace the batch norms of a network, or train it with these layers, and adapt it at test time. Here
+they are trained as any other norm and are not adapted: in evaluation nothing is stored, so results do not depend on the
+order or the composition of test batches.
 
-RoTTA replaces the batch norms of a trained network by these layers, for passes over its memory bank at test time. Here
-a network is trained with them from the beginning, on the batches of the stream and of the replay memory. Nothing is
-stored in evaluation, so results do not depend on the order or the composition of test batches.
+**Instance-aware batch normalization** (IABN; Gong et al., NOTE, NeurIPS 2022): each sample is normalized with the
+moments of the batch (in evaluation: the running moments), corrected by as much as its own moments differ from them by
+more than ``k`` standard errors. As in the authors' code, both variances are unbiased, gradients flow through all
+moments, and an input with one position per sample and channel, such as (N, C), has no instance moments: it is
+normalized with the moments of the batch alone. The default of ``k`` is that of the authors' scripts, 4; their class has
+3.
+
+**Robust batch normalization** (RBN; Yuan et al., RoTTA, CVPR 2023): in training, an input is normalized with a mixture
+of the running moments and those of the batch, and the mixture becomes the new running moments. As in the authors' code,
+the variance is biased, and gradients flow through the moments of the batch with their weight in the mixture.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from contnorm.checks import check_batch, statistics_dtype
+from contnorm.checks import check_number, statistics_dtype, updates_moments
 from contnorm.kernels.pivot import channel_pivot, per_channel
 from contnorm.norms.base import (
     MomentNorm,
@@ -24,9 +32,162 @@ from contnorm.norms.base import (
     channel_moments,
     check_arguments,
     empty_like_input,
+    has_one_position,
     keep_values,
-    uses_batch_moments,
+    normalize_rows,
+    row_moments,
+    unbiased,
+    update_moments,
 )
+
+# --- instance-aware batch normalization ------------------------------------------------------------------------------
+
+
+def instance_aware_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    k: float = 4.0,
+) -> Tensor:
+    r"""Instance-aware batch normalization.
+
+    .. math::
+        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \quad
+        \mu = \mu_B + \mathrm{softshrink}\Big(\mu_I - \mu_B,\; k \sqrt{\tfrac{\sigma_B^2 + \epsilon}{P}}\Big), \quad
+        \sigma^2 = \max\Big(0,\; \sigma_B^2 + \mathrm{softshrink}\Big(\sigma_I^2 - \sigma_B^2,\;
+        k\,(\sigma_B^2 + \epsilon) \sqrt{\tfrac{2}{P - 1}}\Big)\Big)
+
+    Here I stands for one sample and channel with P positions, and B for the batch or the running moments. The limits
+    are k standard errors of the mean and of the variance of P independent normal values.
+
+    Args:
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), updated in place if ``training``.
+        running_var: (C,), updated in place if ``training``, with the unbiased variance of the batch.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        training: Whether B is the batch. Without running moments, it always is.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to the variances.
+        k: Number of standard errors by which the moments of a sample may differ without effect. 0 gives instance
+            normalization, and a large value batch normalization.
+
+    Example:
+        >>> x = torch.tensor([[[-1.0, 1.0]], [[99.0, 101.0]]])
+        >>> mean, var = torch.zeros(1), torch.full((1,), 2.0)
+        >>> instance_aware_batch_norm(x, mean, var, k=1.0, eps=1e-12)[1]  # the mean is 100 less one standard error
+        tensor([[0.0000, 1.4142]])
+    """
+    momentum, eps, by_batch = check_arguments(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    k = check_number(k, 0, "k")
+    if x.numel() == 0:
+        return empty_like_input(x, weight, bias)
+    rows, positions = row_moments(x), math.prod(x.shape[2:])
+    if by_batch:
+        mean = rows.mean.mean(0)
+        biased = (rows.var * ((positions - 1) / positions) + (rows.mean - mean).square()).mean(0)
+        var = unbiased(biased, x.shape[0] * positions)
+        update_moments(running_mean, running_var, mean, var, momentum)
+    else:
+        assert running_mean is not None and running_var is not None
+        mean, var = running_mean.double(), running_var.double()
+    if not has_one_position(x):
+        mean_limit = k * torch.sqrt((var + eps) / positions)
+        var_limit = k * (var + eps) * math.sqrt(2 / (positions - 1))
+        mean, var = (
+            mean + _softshrink(rows.mean - mean, mean_limit),
+            (var + _softshrink(rows.var - var, var_limit)).clamp_min(0),
+        )
+    return normalize_rows(x, rows, mean, var, weight, bias, eps)
+
+
+def _softshrink(x: Tensor, limit: Tensor) -> Tensor:
+    """Move values towards zero by the limit, and those within the limit to zero.
+
+    Example:
+        >>> _softshrink(torch.tensor([-3.0, 0.5, 3.0]), torch.tensor(1.0))
+        tensor([-2.,  0.,  2.])
+    """
+    return x - torch.maximum(torch.minimum(x, limit), -limit)
+
+
+class InstanceAwareBatchNormBase(MomentNorm):
+    """Instance-aware batch normalization.
+
+    A sample is normalized with the moments of the batch, or in evaluation with the running moments, unless its own
+    moments differ from them by more than ``k`` standard errors; then with its own, less ``k`` standard errors. Running
+    moments, arguments, buffers and state-dict keys are those of batch norm. For (N, C) input, which has one position
+    and so no instance moments, it is batch norm with the unbiased variance. The formula is in
+    `contnorm.functional.instance_aware_batch_norm`.
+
+    Args:
+        num_features: Number of channels.
+        eps: Value added to the variances.
+        momentum: Weight of a batch in the running moments; None for a cumulative average over all batches.
+        affine: Whether the layer has weight and bias.
+        track_running_stats: Whether to keep running moments. Without them, evaluation also uses the batch.
+        device: Device of parameters and buffers.
+        dtype: Dtype of parameters and buffers.
+        k: Number of standard errors by which the moments of a sample may differ without effect.
+    """
+
+    own_options: ClassVar[tuple[str, ...]] = ("k",)
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        k: float = 4.0,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        self.k = check_number(k, 0, "k")
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._normalize_with(instance_aware_batch_norm, input, k=self.k)
+
+    def normalizing_variance(self, var: Tensor, count: float) -> Tensor:
+        return unbiased(var, count)
+
+
+class InstanceAwareBatchNorm1d(InstanceAwareBatchNormBase, dim=1):
+    """Instance-aware batch normalization of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> InstanceAwareBatchNorm1d(8)(torch.randn(4, 8)).shape
+        torch.Size([4, 8])
+    """
+
+
+class InstanceAwareBatchNorm2d(InstanceAwareBatchNormBase, dim=2):
+    """Instance-aware batch normalization of (N, C, H, W) input.
+
+    Example:
+        >>> InstanceAwareBatchNorm2d(8, k=3)
+        InstanceAwareBatchNorm2d(8, k=3.0, eps=1e-05, momentum=0.1)
+    """
+
+
+class InstanceAwareBatchNorm3d(InstanceAwareBatchNormBase, dim=3):
+    """Instance-aware batch normalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> InstanceAwareBatchNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
+        torch.Size([4, 8, 2, 5, 5])
+    """
+
+
+# --- robust batch normalization --------------------------------------------------------------------------------------
 
 
 def robust_batch_norm(
@@ -70,26 +231,26 @@ def robust_batch_norm(
         >>> mean, var
         (tensor([2.]), tensor([1.]))
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
+    momentum, eps, by_batch = check_arguments(x, running_mean, running_var, weight, bias, training, momentum, eps)
     if x.numel() == 0:
         return empty_like_input(x, weight, bias)
     dtype = statistics_dtype(x)
-    if not uses_batch_moments(training, running_mean):
-        assert running_mean is not None and running_var is not None
-        return _normalize(x, x.to(dtype), running_mean.to(dtype), running_var.to(dtype), weight, bias, eps)
-    check_batch(x, eps)
-    pivot = channel_pivot(x)
-    shifted = x.to(dtype) - per_channel(pivot, x.dim())
-    mean, var = channel_moments(shifted)  # of the input minus the pivot
+    shifted = x.to(dtype)
+    if by_batch:
+        pivot = channel_pivot(x)
+        shifted = shifted - per_channel(pivot, x.dim())
+        mean, var = channel_moments(shifted)  # of the input minus the pivot
     if running_mean is not None and running_var is not None:
-        # Copies, since a tensor momentum depends on the counter, and both change below.
+        old_mean, old_var = running_mean.to(dtype), running_var.to(dtype)
         share: Any = momentum
-        if isinstance(momentum, Tensor):
-            share = momentum.to(dtype).expand_as(running_mean)
-            old_mean, old_var, share = keep_values(running_mean.to(dtype), running_var.to(dtype), share)
-        else:
-            old_mean, old_var = keep_values(running_mean.to(dtype), running_var.to(dtype))
-        if isinstance(momentum, Tensor) or momentum != 0:
+        if not by_batch:
+            mean, var = old_mean, old_var
+        elif updates_moments(running_mean, momentum):
+            # Copies, since a tensor momentum depends on the counter, and both change below.
+            if isinstance(momentum, Tensor):
+                old_mean, old_var, share = keep_values(old_mean, old_var, momentum.to(dtype).expand_as(old_mean))
+            else:
+                old_mean, old_var = keep_values(old_mean, old_var)
             mean, var = torch.lerp(old_mean - pivot, mean, share), torch.lerp(old_var, var, share)
             if update:
                 with torch.no_grad():
@@ -97,12 +258,6 @@ def robust_batch_norm(
                     running_var.copy_(var)
         else:  # a weight of 0 leaves the batch out, even if it has NaNs
             mean, var = old_mean - pivot, old_var
-    return _normalize(x, shifted, mean, var, weight, bias, eps)
-
-
-def _normalize(
-    x: Tensor, shifted: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
     normalized = (shifted - per_channel(mean, x.dim())) * per_channel(torch.rsqrt(var + eps), x.dim())
     return apply_affine(normalized, weight, bias).to(x.dtype)
 
@@ -152,7 +307,7 @@ class RobustBatchNormBase(MomentNorm):
         return var
 
 
-class RobustBatchNorm1d(RobustBatchNormBase):
+class RobustBatchNorm1d(RobustBatchNormBase, dim=1):
     """Robust batch normalization of (N, C) or (N, C, L) input.
 
     Example:
@@ -160,10 +315,8 @@ class RobustBatchNorm1d(RobustBatchNormBase):
         torch.Size([4, 8])
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class RobustBatchNorm2d(RobustBatchNormBase):
+class RobustBatchNorm2d(RobustBatchNormBase, dim=2):
     """Robust batch normalization of (N, C, H, W) input.
 
     Example:
@@ -173,15 +326,11 @@ class RobustBatchNorm2d(RobustBatchNormBase):
         True
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class RobustBatchNorm3d(RobustBatchNormBase):
+class RobustBatchNorm3d(RobustBatchNormBase, dim=3):
     """Robust batch normalization of (N, C, D, H, W) input.
 
     Example:
         >>> RobustBatchNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
         torch.Size([4, 8, 2, 5, 5])
     """
-
-    ranks: ClassVar[tuple[int, ...]] = (5,)

@@ -13,16 +13,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from contnorm.checks import check_batch, check_residual
-from contnorm.kernels.reference import add_residual_and_relu
 from contnorm.norms.base import (
     MomentNorm,
+    RowMoments,
     check_arguments,
     empty_like_input,
+    has_one_position,
+    normalize_rows,
+    row_moments,
     update_moments,
-    uses_batch_moments,
 )
-from contnorm.norms.row_moments import RowMoments, has_one_position, normalize_rows, row_moments
 
 
 def switch_norm(
@@ -36,9 +36,6 @@ def switch_norm(
     training: bool = False,
     momentum: float | Tensor = 0.1,
     eps: float = 1e-5,
-    *,
-    residual: Tensor | None = None,
-    relu: bool = False,
 ) -> Tensor:
     r"""Switchable normalization.
 
@@ -57,8 +54,6 @@ def switch_norm(
         training: Whether the batch branch uses the moments of the batch. Without running moments, it always does.
         momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
         eps: Value added to the mixed variance.
-        residual: Tensor added to the result, with the input's shape. It is cast to the input's dtype.
-        relu: Whether to apply ReLU to the result, after the residual.
 
     Example:
         >>> x, only_batch = torch.tensor([[0.0, 5.0], [2.0, 9.0]]), torch.tensor([0.0, -99.0, 99.0])
@@ -66,43 +61,28 @@ def switch_norm(
         tensor([[-1., -1.],
                 [ 1.,  1.]])
     """
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
-    residual = check_residual(residual, x)
+    momentum, eps, by_batch = check_arguments(x, running_mean, running_var, weight, bias, training, momentum, eps)
     if x.numel() == 0:
-        return add_residual_and_relu(empty_like_input(x, weight, bias, mean_weight, var_weight), residual, relu)
-    by_batch = uses_batch_moments(training, running_mean)
+        return empty_like_input(x, weight, bias, mean_weight, var_weight)
+    rows = row_moments(x)
     if by_batch:
-        check_batch(x, eps)
-    row_stats = row_moments(x)
-    if by_batch:
-        batch_mean, batch_var = _batch_branch(row_stats)
+        batch_mean, batch_var = _batch_branch(rows)
         update_moments(running_mean, running_var, batch_mean, batch_var, momentum)
     else:
         assert running_mean is not None and running_var is not None
         batch_mean, batch_var = running_mean.double(), running_var.double()
-
-    layer_mean = row_stats.mean.mean(1, keepdim=True)
-    layer_var = (row_stats.var + (row_stats.mean - layer_mean).square()).mean(1, keepdim=True)
+    layer_mean = rows.mean.mean(1, keepdim=True)
+    layer_var = (rows.var + (rows.mean - layer_mean).square()).mean(1, keepdim=True)
     single = has_one_position(x)
-    mean = _mixed(mean_weight, row_stats.mean, layer_mean, batch_mean, single)
-    var = _mixed(var_weight, row_stats.var, layer_var, batch_var, single)
-    return add_residual_and_relu(normalize_rows(x, row_stats, mean, var, weight, bias, eps), residual, relu)
+    mean = _mixed(mean_weight, rows.mean, layer_mean, batch_mean, single)
+    var = _mixed(var_weight, rows.var, layer_var, batch_var, single)
+    return normalize_rows(x, rows, mean, var, weight, bias, eps)
 
 
 def _batch_branch(rows: RowMoments) -> tuple[Tensor, Tensor]:
+    """Return the mean and variance of the batch, (C,) each, in float64."""
     mean = rows.mean.mean(0)
     return mean, (rows.var + (rows.mean - mean).square()).mean(0)
-
-
-def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and variance of the batch branch for an input, (C,) each, in float64.
-
-    Example:
-        >>> mean, var = batch_moments(torch.tensor([[0.0], [2.0]]))
-        >>> mean.item(), var.item()
-        (1.0, 1.0)
-    """
-    return _batch_branch(row_moments(x))
 
 
 def _mixed(logits: Tensor, instance: Tensor, layer: Tensor, batch: Tensor, single: bool) -> Tensor:
@@ -121,46 +101,30 @@ class _SwitchNorm(MomentNorm):
 
     own_tensors: ClassVar[tuple[str, ...]] = ("mean_weight", "var_weight")
     initial_var: ClassVar[float] = 0.0
+    mean_weight: nn.Parameter
+    var_weight: nn.Parameter
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        self.mean_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
-        self.var_weight = nn.Parameter(torch.ones(3, device=device, dtype=dtype))
+    def _add_tensors(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        for name in self.own_tensors:
+            self.register_parameter(name, nn.Parameter(torch.empty(3, device=device, dtype=dtype)))
 
     def reset_parameters(self) -> None:
+        """Set weight, bias, mixture weights and running moments to the initial values."""
         super().reset_parameters()
-        for name in ("mean_weight", "var_weight"):
-            if name in self._parameters:  # the constructor of the base class resets before they exist
-                nn.init.ones_(getattr(self, name))
+        nn.init.ones_(self.mean_weight)
+        nn.init.ones_(self.var_weight)
 
-    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
-        return self._normalize_with(
-            switch_norm,
-            input,
-            mean_weight=self.mean_weight,
-            var_weight=self.var_weight,
-            residual=residual,
-            relu=relu,
-        )
+    def forward(self, input: Tensor) -> Tensor:
+        return self._normalize_with(switch_norm, input, mean_weight=self.mean_weight, var_weight=self.var_weight)
 
     def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return batch_moments(x)
+        return _batch_branch(row_moments(x))
 
     def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var
 
 
-class SwitchNorm1d(_SwitchNorm):
+class SwitchNorm1d(_SwitchNorm, dim=1):
     """Switchable normalization of (N, C) or (N, C, L) input; for (N, C) it mixes only layer and batch moments.
 
     Example:
@@ -168,10 +132,8 @@ class SwitchNorm1d(_SwitchNorm):
         torch.Size([4, 8])
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class SwitchNorm2d(_SwitchNorm):
+class SwitchNorm2d(_SwitchNorm, dim=2):
     """Switchable normalization of (N, C, H, W) input.
 
     Example:
@@ -179,15 +141,11 @@ class SwitchNorm2d(_SwitchNorm):
         [0.333..., 0.333..., 0.333...]
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class SwitchNorm3d(_SwitchNorm):
+class SwitchNorm3d(_SwitchNorm, dim=3):
     """Switchable normalization of (N, C, D, H, W) input.
 
     Example:
         >>> SwitchNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
         torch.Size([4, 8, 2, 5, 5])
     """
-
-    ranks: ClassVar[tuple[int, ...]] = (5,)

@@ -25,15 +25,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from contnorm.checks import check_batch, statistics_dtype
+from contnorm.checks import statistics_dtype
 from contnorm.kernels.pivot import per_channel
-from contnorm.norms.base import (
-    MomentNorm,
-    check_arguments,
-    unbiased,
-    update_moments,
-    uses_batch_moments,
-)
+from contnorm.norms.base import MomentNorm, check_arguments, unbiased, update_moments
 from contnorm.norms.batch import batch_norm
 from contnorm.tags import current_tags
 
@@ -92,10 +86,9 @@ def task_balanced_batch_norm(
                 [ 1.],
                 [ 0.]])
     """
-    if parts == 1 or stream_size is None or x.numel() == 0 or not uses_batch_moments(training, running_mean):
+    momentum, eps, by_batch = check_arguments(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    if parts == 1 or stream_size is None or x.numel() == 0 or not by_batch:
         return batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    momentum, eps = check_arguments(x, running_mean, running_var, weight, bias, momentum, eps)
-    check_batch(x, eps)
     if not 0 < stream_size < x.shape[0] or parts < 1 or stream_size % parts:
         raise ValueError(
             f"stream_size={stream_size} and parts={parts} do not fit {x.shape[0]} samples. There must be memory "
@@ -168,17 +161,7 @@ class TaskBalancedNormBase(MomentNorm):
     own_tensors: ClassVar[tuple[str, ...]] = ("past_tasks",)
     past_tasks: Tensor
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+    def _add_tensors(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         self.register_buffer("past_tasks", torch.zeros((), dtype=torch.int64, device=device))
 
     def on_task_start(self, task: int) -> None:
@@ -213,7 +196,7 @@ class TaskBalancedNormBase(MomentNorm):
         return output if order is None else output[order.argsort()]
 
 
-class TaskBalancedNorm1d(TaskBalancedNormBase):
+class TaskBalancedNorm1d(TaskBalancedNormBase, dim=1):
     """TBBN of (N, C) or (N, C, L) input.
 
     Example:
@@ -227,10 +210,8 @@ class TaskBalancedNorm1d(TaskBalancedNormBase):
         tensor([0.2667])
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class TaskBalancedNorm2d(TaskBalancedNormBase):
+class TaskBalancedNorm2d(TaskBalancedNormBase, dim=2):
     """TBBN of (N, C, H, W) input.
 
     Example:
@@ -238,15 +219,11 @@ class TaskBalancedNorm2d(TaskBalancedNormBase):
         TaskBalancedNorm2d(8, eps=1e-05, momentum=0.1)
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class TaskBalancedNorm3d(TaskBalancedNormBase):
+class TaskBalancedNorm3d(TaskBalancedNormBase, dim=3):
     """TBBN of (N, C, D, H, W) input.
 
     Example:
         >>> TaskBalancedNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
         torch.Size([4, 8, 2, 5, 5])
     """
-
-    ranks: ClassVar[tuple[int, ...]] = (5,)

@@ -163,7 +163,7 @@ class WSGroupNorm(GroupNormBase):
         self.weight_eps = check_eps(weight_eps)
 
 
-class WSGroupNorm1d(WSGroupNorm):
+class WSGroupNorm1d(WSGroupNorm, dim=1):
     """Group normalization of (N, C) or (N, C, L) input after convolutions with standardized weights.
 
     Example:
@@ -171,10 +171,8 @@ class WSGroupNorm1d(WSGroupNorm):
         [[-1.0, 1.0, -1.0, 1.0]]
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
-
-class WSGroupNorm2d(WSGroupNorm):
+class WSGroupNorm2d(WSGroupNorm, dim=2):
     """Group normalization of (N, C, H, W) input after convolutions with standardized weights.
 
     Args:
@@ -191,15 +189,11 @@ class WSGroupNorm2d(WSGroupNorm):
         WSGroupNorm2d(64, num_groups=32, eps=1e-05)
     """
 
-    ranks: ClassVar[tuple[int, ...]] = (4,)
 
-
-class WSGroupNorm3d(WSGroupNorm):
+class WSGroupNorm3d(WSGroupNorm, dim=3):
     """Group normalization of (N, C, D, H, W) input after convolutions with standardized weights.
 
     Example:
         >>> WSGroupNorm3d(64)(torch.randn(1, 64, 2, 3, 3)).shape
         torch.Size([1, 64, 2, 3, 3])
     """
-
-    ranks: ClassVar[tuple[int, ...]] = (5,)

@@ -273,7 +273,7 @@ def _setting_key(config: RunConfig, moments: str) -> tuple[Key, str, dict[str, A
 def _evaluations(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
     """Scores, and the curve over tasks, by the moments of the evaluation."""
     if record.multi_label:
-        for moments, counts in record.labels_evaluated.items():
+        for moments, counts in record.evaluated.items():
             scores = {name: label_score(counts, name) for name in LABEL_SCORES}
             yield moments, {**scores, "curve": [mean_ap(row) for row in counts.tally], "record": record}
         return

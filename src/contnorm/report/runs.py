@@ -90,7 +90,7 @@ def _rows(
     config = group[0].config
     by_moments: dict[str, dict[str, list[list[float]]]] = {}
     for record in group:
-        for moments, counted in _evaluated(record).items():
+        for moments, counted in record.evaluated.items():
             for labels in GROUPS_SHOWN if record.multi_label else ("",):
                 values = [_score(record, counted, name, labels) for name in names]
                 by_moments.setdefault(moments, {}).setdefault(labels, []).append(values)
@@ -152,7 +152,7 @@ def divergence_lines(runs: Runs) -> list[str]:
 def accuracy_tables(records: Sequence[Record]) -> Iterator[Table]:
     """The accuracy on each task after each task, of each record and kind of moments; for multi-label runs the mAP."""
     for record in records:
-        matrices = {f"{moments} moments": _percent(matrix) for moments, matrix in _evaluated(record).items()}
+        matrices = {f"{moments} moments": _percent(matrix) for moments, matrix in record.evaluated.items()}
         if record.matrix_task is not None:
             matrices["task known"] = _percent(record.matrix_task)
         for what, matrix in matrices.items():
@@ -164,10 +164,6 @@ def accuracy_tables(records: Sequence[Record]) -> Iterator[Table]:
             score_of = ", mAP" if record.multi_label else ""
             name = ", ".join(run_names(record.config))
             yield Table(f"{name}: {record.hash} seed {record.seed}{score_of}, {what}", heads, rows)
-
-
-def _evaluated(record: Record) -> dict[str, AccuracyMatrix] | dict[str, LabelMatrix]:
-    return record.labels_evaluated if record.multi_label else record.evaluated
 
 
 def _percent(counted: AccuracyMatrix | LabelMatrix) -> list[list[float | None]]:

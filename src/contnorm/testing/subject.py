@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from contnorm.registry import Dim, NormInfo, accepted_options, build_norm, norm_class
+from contnorm.registry import Dim, NormInfo, build_norm, layer_parameters, norm_class
 from contnorm.tags import BatchTags, batch_tags
 
 __all__ = [
@@ -134,7 +134,7 @@ class NormSubject:
             raise CheckSkipped(f"its constructor has no argument {missing!r}")
 
     def accepts(self, option: str) -> bool:
-        return option in accepted_options(norm_class(self.spec, DIM_OF_RANK[self.rank]))
+        return option in layer_parameters(norm_class(self.spec, DIM_OF_RANK[self.rank]))
 
     def make(self, rank: int | None = None, **options: Any) -> nn.Module:
         """Create a layer with random parameters, so that each of them has an effect."""

@@ -17,7 +17,7 @@ from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.cuda_graph import SHORT, compile_kernels, stepper_for
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.streams import image_store as gallery
+from contnorm.bench.streams import device as gallery
 from contnorm.kernels.triton import launcher as launching
 from tests.bench.engine.stopped_runs import finish, results, train
 from tests.datasets import small_cifar100

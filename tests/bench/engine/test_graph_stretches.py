@@ -17,7 +17,7 @@ from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.cuda_graph import SHORT, _GraphStepper
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.streams import image_store
+from contnorm.bench.streams import device as image_store
 from tests.datasets import small_cifar100
 
 

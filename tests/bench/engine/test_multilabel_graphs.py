@@ -12,7 +12,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.streams import image_store as gallery
+from contnorm.bench.streams import device as gallery
 from contnorm.bench.streams.tasks import STREAMS
 from tests.bench.engine.stopped_runs import results, train
 from tests.datasets import small_multi_label

@@ -17,7 +17,7 @@ from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.streams import image_store
+from contnorm.bench.streams import device as image_store
 from contnorm.errors import UserCodeError
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 from tests.datasets import small_cifar100

@@ -294,7 +294,7 @@ def test_code_of_a_registered_norm_is_that_of_its_file() -> None:
     cn.register_norm("centered", CenteredNorm)
     code = norm_code("centered")
     assert code is not None and re.fullmatch("[0-9a-f]{12}", code)
-    cn.register_norm("both", layers={1: CenteredNorm, 2: nn.BatchNorm2d})
+    cn.register_norm("both", {1: CenteredNorm, 2: nn.BatchNorm2d})
     assert norm_code("both") not in (None, code)
     assert norm_code("bn") is None
 

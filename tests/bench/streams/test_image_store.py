@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from contnorm.bench.streams.image_store import ImageFeed, PrefetchedFeed, SplitImages
+from contnorm.bench.streams.device import ImageFeed, PrefetchedFeed, SplitImages
 
 IMAGES = np.arange(40 * 3 * 2 * 2, dtype=np.uint8).reshape(40, 3, 2, 2)
 CPU = torch.device("cpu")

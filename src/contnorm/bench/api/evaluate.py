@@ -9,7 +9,7 @@ from torch import nn
 
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.strategies.base import OutputMask
-from contnorm.bench.streams.transforms import DeviceStream
+from contnorm.bench.streams.device import DeviceStream
 from contnorm.errors import UserError
 
 __all__ = ["evaluate"]

@@ -22,7 +22,7 @@ from contnorm.bench.components import Component, share_components
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.figures import compare_figure, figure
+from contnorm.bench.figures import figure
 from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix
 from contnorm.bench.records import Record, Runs, spread_over_seeds
 from contnorm.errors import UserError
@@ -187,9 +187,7 @@ class Result:
             UserError: For multi-label results, which have no accuracies.
         """
         results = (self, *others)
-        if len(results) == 1:
-            return figure(self.accuracy, title=self._title())
-        return compare_figure([result.accuracy for result in results], [result._title() for result in results])
+        return figure([result.accuracy for result in results], [result._title() for result in results])
 
     def _check_accuracies(self) -> None:
         if self.records[0].multi_label:

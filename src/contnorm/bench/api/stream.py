@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +26,13 @@ from contnorm.bench.data.arrays import array_source, read_class_folders, read_np
 from contnorm.bench.data.dataset import ArraySource, Source
 from contnorm.bench.data.registry import data_root, load_source
 from contnorm.bench.data.store import find_stored, list_stored, read_manifest
-from contnorm.bench.escape import escape_html, html_table
+from contnorm.bench.escape import html_table
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.records import LARGEST_SEED
 from contnorm.bench.strategies.base import Batch
 from contnorm.bench.strategies.build import build_strategy
+from contnorm.bench.streams.device import DeviceStream
 from contnorm.bench.streams.tasks import ALIASES, STREAMS, TaskSequence, build_stream, find_stream
-from contnorm.bench.streams.transforms import DeviceStream
 from contnorm.errors import UserError, unknown
 
 __all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
@@ -412,7 +413,7 @@ class Stream:
             rows.append((task.index, names, f"{len(task.train):,}", f"{len(task.test):,}"))
         table = html_table(("task", "classes", "training samples", "test samples"), rows)
         rest = f"<p>... {self.num_tasks} tasks</p>" if self.num_tasks > MOST_SHOWN else ""
-        return f"<p>{escape_html(repr(self))}</p>{table}{rest}"
+        return f"<p>{html.escape(repr(self))}</p>{table}{rest}"
 
 
 def load_stream(name: str, root: str | Path | None = None, *, allow_missing: bool = False, **settings: Any) -> Stream:

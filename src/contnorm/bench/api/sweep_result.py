@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from contnorm.bench.api.result import Result
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import format_value
+from contnorm.bench.figures import Point, sweep_figure
 from contnorm.bench.grid import best_candidate
 from contnorm.bench.records import spread_over_seeds
-from contnorm.bench.sweep_figure import Point, sweep_figure
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:
     )
 
 
-def _first_available(names: tuple[str, ...], root: Path) -> str:
+def _first_available(names: Sequence[str], root: Path) -> str:
     for name in names:
         spec = SOURCES[name]
         if not spec.layouts or find_layout(spec, root) is not None:

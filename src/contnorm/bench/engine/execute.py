@@ -22,7 +22,7 @@ from contnorm.bench.engine.run import Event, Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.signals import StopRequested, raise_on_stop
-from contnorm.bench.streams.image_store import DeviceImages
+from contnorm.bench.streams.device import DeviceImages
 from contnorm.bench.unfinished import ENDING, is_locked
 from contnorm.errors import UserCodeError, UserError, usable
 

@@ -23,8 +23,7 @@ from contnorm.bench.engine.run import Run
 from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
 from contnorm.kernels.convolution import EMPTY, ConvolutionTable
 from contnorm.kernels.cpp.library import unavailable_reason
-from contnorm.plugins import BUILT_IN
-from contnorm.registry import NORMS
+from contnorm.registry import BUILT_IN, NORMS
 
 __all__ = [
     "built_commit",

@@ -30,8 +30,7 @@ from contnorm.bench.plan import PlanCache, Step
 from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, tagged_passes
 from contnorm.bench.strategies.build import build_strategy, check_loss
-from contnorm.bench.streams.image_store import DeviceImages, ImageFeed, PrefetchedFeed
-from contnorm.bench.streams.transforms import DeviceStream
+from contnorm.bench.streams.device import DeviceImages, DeviceStream, ImageFeed, PrefetchedFeed
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.convolution import EMPTY, Convolution, ConvolutionTable, table_for, using_table

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from contnorm.bench.components import is_user_code, load_component
 from contnorm.bench.config.schema import NormConfig
@@ -18,8 +18,9 @@ from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
 from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
-from contnorm.norms.stock import stock_norm
-from contnorm.registry import Dim, NormInfo, accepted_options, build_norm, find_norm, norm_class, numbered_name
+from contnorm.kernels.reference import backward_would_crash, group_norm_in_layout
+from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
+from contnorm.registry import Dim, NormInfo, build_norm, find_norm, layer_parameters, norm_class, numbered_name
 
 __all__ = [
     "PART",
@@ -64,7 +65,7 @@ def _options(spec: NormInfo, config: NormConfig, total_steps: int) -> dict[str, 
     options: dict[str, object] = dict(config.options)
     momentum = {"momentum": None if config.momentum == "cumulative" else config.momentum}
     if spec.layers:
-        if config.momentum is not None and "momentum" not in accepted_options(norm_class(spec, min(spec.layers))):
+        if config.momentum is not None and "momentum" not in layer_parameters(norm_class(spec, min(spec.layers))):
             raise ValueError(f"norm.momentum={config.momentum!r}: norm {spec.name!r} has no argument momentum.")
         return options if config.momentum is None else {**options, **momentum}
     if config.momentum is not None and spec.keeps_moments:
@@ -102,7 +103,40 @@ def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:
     return next(groups for groups in range(min(channels, MAX_AUTO_GROUPS), 0, -1) if channels % groups == 0)
 
 
+STOCK_NORMS = ("none", "bn", "gn", "sn", "cn")
+_BATCH = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+_SWITCH = {1: SwitchNorm1d, 2: SwitchNorm2d, 3: SwitchNorm3d}
+
+
+class StockGroupNorm(nn.GroupNorm):
+    """Torch's group norm that also accepts, on a CPU, a channels_last input that requires no gradient.
+
+    For such an input, torch's backward pass crashes the process.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last)
+        >>> StockGroupNorm(2, 4)(x).sum().backward()
+    """
+
+    normalizes_as: ClassVar[type[nn.Module]] = nn.GroupNorm
+
+    def forward(self, input: Tensor) -> Tensor:
+        if backward_would_crash(input, self.weight, self.bias):
+            return group_norm_in_layout(input, self.num_groups, self.weight, self.bias, self.eps)
+        return super().forward(input)
+
+
 def _stock_maker(spec: NormInfo, groups: int | None, config: NormConfig, dim: Dim) -> NormMaker:
+    """Function that creates a norm of torch's layers only, as timed in the paper: no fused kernels and no checks.
+
+    Continual norm is two layers: group norm without affine parameters, then batch norm. Torch has no switchable norm,
+    so the one of this package is used.
+    """
+    if spec.name not in STOCK_NORMS:
+        raise ValueError(
+            f"norm.layers='stock': torch has no layers for norm {spec.name!r}. Use one of {', '.join(STOCK_NORMS)}."
+        )
     if config.options:
         raise ValueError(f"norm.layers='stock': norm.{config.options[0][0]} can't be set. Use norm.layers='ours'.")
     num_groups = groups or config.groups
@@ -112,7 +146,16 @@ def _stock_maker(spec: NormInfo, groups: int | None, config: NormConfig, dim: Di
             "numbers, or use norm.layers='ours'."
         )
     momentum = 0.1 if config.momentum is None else config.momentum
-    return lambda channels: stock_norm(spec.name, channels, dim, num_groups, momentum)
+    makers: dict[str, NormMaker] = {
+        "none": lambda channels: nn.Identity(),
+        "bn": lambda channels: _BATCH[dim](channels, momentum=momentum),
+        "gn": lambda channels: StockGroupNorm(num_groups, channels),
+        "sn": lambda channels: _SWITCH[dim](channels, momentum=momentum),
+        "cn": lambda channels: nn.Sequential(
+            nn.GroupNorm(num_groups, channels, affine=False), _BATCH[dim](channels, momentum=momentum)
+        ),
+    }
+    return makers[spec.name]
 
 
 _MARK = "_contnorm_made_by_run"  # an attribute, so that a deep copy of a layer has it too

@@ -44,6 +44,7 @@ _PLACEMENT = ("device", "dtype")  # where a layer is created is not a setting
 _SET_ELSEWHERE = {"num_groups": "norm.groups", "momentum": "norm.momentum"}
 _SCALARS = (bool, int, float, str, NoneType)
 _PROBED_CHANNELS = 64  # usual numbers of groups divide it
+_NOT_CREATED = "it can't be created with a number of channels"
 
 
 def find_run_norm(config: NormConfig) -> tuple[NormInfo, int | None]:
@@ -64,15 +65,8 @@ def _load_norm(name: str, code: str | None) -> NormInfo:
         return value
     try:
         return describe_norm(value, name)
-    except (TypeError, ValueError) as error:
-        raise _norm_error(error, name) from error
-
-
-def _norm_error(error: Exception, name: str) -> UserError:
-    """Return an error of a user's norm as one line, with the place in its file if it was raised there."""
-    if error.__cause__ is not None:
-        return user_code_error(error.__cause__, f"norm {name!r}", "it can't be created with a number of channels")
-    return UserError(f"norm {name!r}: {str(error).removeprefix('norm.name: ')}")
+    except Exception as error:  # the user's code raises errors of any type
+        raise user_code_error(error, f"norm {name!r}", _NOT_CREATED) from error
 
 
 def built_in_name(layer: object) -> str | None:
@@ -128,8 +122,8 @@ def _check_layer(config: NormConfig, spec: NormInfo) -> None:
     options = {**dict(config.options), **({"num_groups": groups} if spec.grouped else {})}
     try:
         layer: Any = build_norm(spec, channels, dim, options)
-    except ValueError as error:
-        raise _norm_error(error, config.name) from error
+    except Exception as error:  # as above
+        raise user_code_error(error, f"norm {config.name!r}", _NOT_CREATED) from error
     shape = getattr(getattr(layer, "weight", None), "shape", None)
     if "affine_parameters" not in spec.cannot and (shape is None or tuple(shape) != (channels,)):
         what = "has no weight" if shape is None else f"has a weight of shape {tuple(shape)} for {channels} channels"

@@ -15,7 +15,7 @@ from contnorm.bench.config.schema import StrategyConfig, resolve_options
 from contnorm.tags import BatchTags, batch_tags
 
 if TYPE_CHECKING:
-    from contnorm.bench.streams.transforms import DeviceStream
+    from contnorm.bench.streams.device import DeviceStream
 
 __all__ = [
     "Batch",

@@ -7,7 +7,7 @@ among the outputs, and its task. A plan lists the items of each step, and the en
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
@@ -19,19 +19,6 @@ from contnorm.bench.config.schema import StreamConfig, merge_settings
 from contnorm.bench.data.dataset import ArraySource, Indices, MultiLabelSource, Source
 from contnorm.bench.rng import generator
 from contnorm.errors import UserError, unknown
-
-__all__ = [
-    "ALIASES",
-    "STREAMS",
-    "TASK_FREE",
-    "Items",
-    "StreamSpec",
-    "TaskSequence",
-    "build_stream",
-    "check_stream",
-    "find_stream",
-    "stream_defaults",
-]
 
 # Permuted streams are not bounded by the number of classes; their evaluations grow with the square of the tasks.
 MAX_PERMUTED_TASKS = 1000
@@ -79,8 +66,8 @@ class TaskSequence:
     outputs: int
     competing: NDArray[np.bool_]
     permutations: Indices | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
     padding: int | None = None
     task_free: bool = False
     held_out: bool = False
@@ -96,16 +83,16 @@ class StreamSpec:
     """A named stream and the default settings of its runs, as in ``streams.toml``."""
 
     name: str
-    sources: tuple[str, ...]  # the first one that is available is used; empty if a setting names it
+    sources: Sequence[str]  # the first one that is available is used; empty if a setting names it
     summary: str
     kind: Literal["permuted", "split", "multi-label", "user"]
     tasks: int  # multi-label streams take the number from the source
     per_task: int = 0  # classes per task
     validation: int = 0  # number of first tasks that are held out for hyperparameter selection
-    class_order: tuple[int, ...] = ()  # labels in the order of tasks; empty for the order of the source
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    aliases: tuple[str, ...] = ()
+    class_order: Sequence[int] = ()  # labels in the order of tasks; empty for the order of the source
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    aliases: Sequence[str] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -113,14 +100,8 @@ class StreamSpec:
 TASK_FREE: dict[str, Any] = {"memory": {"kind": "reservoir", "size": 500}, "strategy": {"replay_from": "all"}}
 
 
-def _read_specs() -> Iterator[StreamSpec]:
-    text = resources.files(__package__).joinpath("streams.toml").read_text(encoding="utf-8")
-    for name, raw in tomllib.loads(text).items():
-        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
-        yield StreamSpec(name, **values)
-
-
-STREAMS = {spec.name: spec for spec in _read_specs()}
+_TOML = resources.files(__package__).joinpath("streams.toml").read_text("utf-8")
+STREAMS = {name: StreamSpec(name, **values) for name, values in tomllib.loads(_TOML).items()}
 ALIASES = {alias: spec.name for spec in STREAMS.values() for alias in spec.aliases}
 
 
@@ -173,7 +154,6 @@ def check_stream(config: StreamConfig) -> None:
 
 def build_stream(config: StreamConfig, source: Source, seed: int) -> TaskSequence:
     """Build the tasks of a stream for one seed, over a loaded source."""
-    check_stream(config)
     spec = find_stream(config.name)
     if spec.kind == "multi-label" and not isinstance(source, MultiLabelSource):
         raise UserError(f"stream.source={source.name}: its images have one label each, but {spec.name} needs several.")
@@ -185,18 +165,22 @@ def build_stream(config: StreamConfig, source: Source, seed: int) -> TaskSequenc
     if tasks > available:
         raise UserError(f"stream.tasks={tasks} must be 1 to {available} for {config.name} here.")
     blocks = None if blocks is None else blocks[:tasks]
-    label_of = _labels_among_outputs(source.classes, blocks, config.scenario == "domain")
+    label_of = np.arange(source.classes)
+    if blocks is not None:  # outputs are numbered in the order of the tasks; -1 for classes in no task
+        label_of = np.full(source.classes, -1)
+        for task, block in enumerate(blocks):
+            first = 0 if config.scenario == "domain" else sum(map(len, blocks[:task]))
+            label_of[block] = np.arange(first, first + len(block))
     training, testing = split_samples(config.holdout, source)
     train = _draw_items("train", training, config, tasks, blocks, label_of, seed)
     test = _draw_items("test", testing, config, tasks, blocks, label_of, 0)
     competing = np.ones((tasks, int(label_of.max()) + 1), dtype=bool)
     if config.scenario == "task":
         competing[:] = False
-        outputs: list[tuple[Any, Any]] = [(part.task, part.label) for part in (train, test)]
-        if blocks is not None:  # also classes of which no sample was drawn
-            outputs = [(task, label_of[block]) for task, block in enumerate(blocks)]
-        for task, label in outputs:
-            competing[task, label] = True
+        for part in (train, test):
+            competing[part.task, part.label] = True
+        for task, block in enumerate(blocks or ()):  # also classes of which no sample was drawn
+            competing[task, label_of[block]] = True
     permutations = None
     if spec.kind == "permuted":
         rng = generator(seed if config.class_order == "seed" else 0, "permutation")
@@ -218,17 +202,6 @@ def build_stream(config: StreamConfig, source: Source, seed: int) -> TaskSequenc
         task_free=config.scenario == "free" or spec.kind == "multi-label",
         held_out=config.holdout is not None,
     )
-
-
-def _labels_among_outputs(classes: int, blocks: Sequence[Indices] | None, domain: bool) -> Indices:
-    """Return the output of each class, -1 for classes in no task; outputs are numbered in the order of the tasks."""
-    if blocks is None:
-        return np.arange(classes)
-    label_of = np.full(classes, -1)
-    for task, block in enumerate(blocks):
-        first = 0 if domain else sum(map(len, blocks[:task]))
-        label_of[block] = np.arange(first, first + len(block))
-    return label_of
 
 
 def _draw_items(
@@ -273,9 +246,7 @@ def _class_blocks(spec: StreamSpec, config: StreamConfig, source: Source, seed: 
     if isinstance(source, ArraySource):
         if source.task_classes is None:
             if config.class_order == "seed":
-                raise UserError(
-                    "stream.class_order=seed: the tasks of this stream are given by task_ids. Leave it out."
-                )
+                raise UserError("stream.class_order=seed: the tasks of the stream are given by task_ids. Leave it out.")
             return None
         sizes = [len(block) for block in source.task_classes]
         order = np.concatenate(source.task_classes)
@@ -312,6 +283,9 @@ class SplitSamples:
 def split_samples(holdout: float | None, source: Source) -> tuple[SplitSamples, SplitSamples]:
     """Return the training and the test samples of a stream.
 
+    The held-out samples are the same share of every class; where the data set assigns tasks to samples, of every class
+    of every task. Multi-label samples have no single class, so there it is the share of every task.
+
     Args:
         holdout: Share of the training samples of each class that replaces the test samples; None for the test samples
             of the data set. The held-out samples are the same for all seeds.
@@ -324,16 +298,6 @@ def split_samples(holdout: float | None, source: Source) -> tuple[SplitSamples, 
             SplitSamples(source.train_labels, task, np.ones(len(source.train_labels), dtype=bool)),
             SplitSamples(source.test_labels, test_task, np.ones(len(source.test_labels), dtype=bool)),
         )
-    held = _held_out(holdout, source, task)
-    return SplitSamples(source.train_labels, task, ~held), SplitSamples(source.train_labels, task, held)
-
-
-def _held_out(share: float, source: Source, task: Indices | None) -> NDArray[np.bool_]:
-    """Return a mask of the training samples to hold out.
-
-    It is the same share of every class; where the data set assigns tasks to samples, of every class of every task.
-    Multi-label samples have no single class, so there it is the share of every task.
-    """
     labels = source.train_labels
     part = np.zeros(len(labels), dtype=np.int64) if labels.ndim == 2 else labels.astype(np.int64)
     if task is not None:
@@ -342,12 +306,12 @@ def _held_out(share: float, source: Source, task: Indices | None) -> NDArray[np.
     rng = generator(0, "holdout")
     for value in np.unique(part):
         indices = np.flatnonzero(part == value)
-        count = round(share * len(indices))
+        count = round(holdout * len(indices))
         if not 1 <= count < len(indices):
             what = "a task" if labels.ndim == 2 else f"class {int(labels[indices[0]])}"
             raise UserError(
-                f"stream.holdout={share:g}: {what} of {source.name} has {len(indices)} training samples, of which "
+                f"stream.holdout={holdout:g}: {what} of {source.name} has {len(indices)} training samples, of which "
                 f"{count} would be held out. Use a share that leaves samples in both parts."
             )
         held[rng.permutation(indices)[:count]] = True
-    return held
+    return SplitSamples(labels, task, ~held), SplitSamples(labels, task, held)

@@ -1,9 +1,11 @@
-"""Storage of the images of a data set: entirely on the device, or on the host with prefetching.
+"""Samples of a stream on a device: storage of the images, and batched transforms to inputs of a network.
 
 On a CPU, images stay in their memory-mapped file. On a GPU, the whole data set is copied to the device if it fits.
 Otherwise it stays on the host, and a `PrefetchedFeed` copies the images of the next steps through pinned memory while
 the current steps run; the plan lists them in advance. In both cases, a step gathers its images by index from one tensor
 at a fixed address. A captured CUDA graph is therefore the same for both.
+
+Crop offsets and flips come from the plan; nothing in this module is random.
 """
 
 from __future__ import annotations
@@ -14,14 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from contnorm.bench.data.dataset import Images, Source
+from contnorm.bench.data.dataset import Images, Indices, Source
+from contnorm.bench.streams.tasks import TaskSequence
 
-__all__ = ["DeviceImages", "ImageFeed", "PrefetchedFeed", "SplitImages"]
-
-Indices = NDArray[np.int64]
 SHARE = 0.5  # fraction of a GPU's free memory that images may use; the rest is for networks
 WINDOW_BYTES = 128 * 2**20  # device memory for prefetched images
 
@@ -46,7 +45,8 @@ class SplitImages:
         if self.whole:
             return self.pixels[images]
         selected = self.pixels.index_select(0, images.cpu())
-        return _pinned(selected, self.device).to(self.device, non_blocking=True)
+        selected = selected.pin_memory() if self.device.type == "cuda" else selected
+        return selected.to(self.device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ class PrefetchedFeed(ImageFeed):
         self.steps = max(1, (WINDOW_BYTES if size is None else size) // 2 // (largest * image_bytes))
         self.half_size = self.steps * largest
         self.pixels = torch.empty((2 * self.half_size, *self.host.shape[1:]), dtype=self.host.dtype, device=self.device)
-        self._staging = _pinned(torch.empty_like(self.pixels, device="cpu"), self.device)
+        on_gpu = self.device.type == "cuda"  # pinned memory for faster copies
+        self._staging = torch.empty_like(self.pixels, device="cpu", pin_memory=on_gpu)
         self._worker = ThreadPoolExecutor(max_workers=1)
         self._prefetched: tuple[tuple[int, int], int, Future[None]] | None = None
         self._in_use = 1
@@ -160,6 +161,86 @@ class PrefetchedFeed(ImageFeed):
             self.pixels[span].copy_(self._staging[span])
 
 
-def _pinned(x: Tensor, device: torch.device) -> Tensor:
-    """Pin the memory of a tensor if the device is a GPU, for faster copies."""
-    return x.pin_memory() if device.type == "cuda" else x
+@dataclass(frozen=True)
+class ItemTensors:
+    """Image index, label and task of each item, on a device."""
+
+    image: Tensor
+    label: Tensor
+    task: Tensor
+
+
+class DeviceStream:
+    """Images, labels and tasks of a stream on a device.
+
+    Args:
+        stream: Stream of tasks.
+        device: Device.
+        pictures: Images of its data set on that device, shared with other streams; None to load them.
+    """
+
+    def __init__(self, stream: TaskSequence, device: torch.device, pictures: DeviceImages | None = None) -> None:
+        self.sequence, self.device = stream, device
+        self.pictures = pictures or DeviceImages.of(stream.source, device)
+        self.train, self.test = (
+            ItemTensors(*(torch.from_numpy(part.copy()).to(device) for part in (items.image, items.label, items.task)))
+            for items in (stream.train, stream.test)
+        )
+        self.permutations = None if stream.permutations is None else torch.from_numpy(stream.permutations).to(device)
+        self.competing = torch.from_numpy(stream.competing).to(device)
+        self._mean, self._std = (
+            None if v is None else torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (stream.mean, stream.std)
+        )
+        self._scaled = stream.source.train_images.dtype == np.uint8  # other values are used as they are
+
+    def train_x(self, items: Tensor, views: Tensor | None = None) -> Tensor:
+        """Return the inputs (B, C, H, W) of training items, in float32."""
+        return self._inputs(self.pictures.train, self.train.image[items], self.train.task[items], views)
+
+    def test_x(self, items: Tensor) -> Tensor:
+        """Return the inputs (B, C, H, W) of test items, in float32."""
+        images = self.pictures.train if self.sequence.held_out else self.pictures.test
+        return self._inputs(images, self.test.image[items], self.test.task[items], None)
+
+    def _inputs(self, gallery: SplitImages, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
+        if gallery.whole:
+            return self.seen(gallery.pixels, image, task, views)
+        return self.seen(gallery[image], torch.arange(len(image), device=self.device), task, views)
+
+    def seen(self, pixels: Tensor, image: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
+        """Return network inputs of the selected images: permuted by task or augmented, and normalized."""
+        x = pixels[image]
+        if self.permutations is not None:
+            x = x.flatten(1).gather(1, self.permutations[task]).view(x.shape)
+        if views is not None:
+            x = crop_and_flip(x, views, self.sequence.padding or 0)
+        if x.is_cuda and x.dim() == 4:  # the layout that is fast on tensor cores
+            x = x.contiguous(memory_format=torch.channels_last)
+        scaled = x.float() / 255 if self._scaled else x.float()
+        return scaled if self._mean is None or self._std is None else (scaled - self._mean) / self._std
+
+
+def crop_and_flip(x: Tensor, views: Tensor, padding: int) -> Tensor:
+    """Pad images with zeros, crop them to their original size, and flip some of them horizontally; vectorized.
+
+    Args:
+        x: (B, C, H, W).
+        views: (B, 3): vertical and horizontal offset, from 0 to ``2 * padding``, and 1 to flip horizontally.
+        padding: Number of zeros on each side.
+
+    Example:
+        >>> x = torch.arange(4.0).view(1, 1, 2, 2)
+        >>> crop_and_flip(x, torch.tensor([[1, 1, 1]]), padding=1)  # offset 1 is no shift; flipped
+        tensor([[[[1., 0.],
+                  [3., 2.]]]])
+        >>> crop_and_flip(x, torch.tensor([[0, 1, 0]]), padding=1)  # one row down
+        tensor([[[[0., 0.],
+                  [0., 1.]]]])
+    """
+    batch, _, height, width = x.shape
+    padded = torch.nn.functional.pad(x, (padding,) * 4)
+    rows = torch.arange(height, device=x.device)[None] + views[:, :1]
+    columns = torch.arange(width, device=x.device)[None].expand(batch, -1)
+    columns = torch.where(views[:, 2:] == 1, width - 1 - columns, columns) + views[:, 1:2]
+    sample = torch.arange(batch, device=x.device)[:, None, None]
+    return padded.movedim(1, -1)[sample, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
