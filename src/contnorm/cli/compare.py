@@ -40,8 +40,7 @@ from contnorm.cli.examples import Example, examples
 from contnorm.cli.show import load_selection
 from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError
-from contnorm.paper.format import spread
-from contnorm.paper.record_remarks import digits_remarks
+from contnorm.paper.tables import digits_remarks, spread
 from contnorm.report.runs import GROUPS_SHOWN, divergence_lines, unknown_names
 
 __all__ = ["SelectedRun", "compare", "select_run", "show_comparison"]

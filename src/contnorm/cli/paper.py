@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,15 +34,15 @@ from contnorm.cli.common import (
 )
 from contnorm.cli.examples import Example, examples
 from contnorm.cli.options import Address, Devices, LauncherName, LauncherSettings, find_launcher
-from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
+from contnorm.cli.paper_tables import show_claims, show_curves, show_table
 from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
 from contnorm.errors import UserError
-from contnorm.paper.data_table import compare_data
 from contnorm.paper.published import RUNS
-from contnorm.paper.tables import MOST_NAMED, divergence_remarks
+from contnorm.paper.tables import named
 
 if TYPE_CHECKING:
-    from contnorm.paper import TableOptions, TableResult, TableVariant
+    from contnorm.paper import TableOptions, TableResult
+    from contnorm.paper.selection import TableVariant
 
 __all__ = ["paper", "run_recipe", "show_recipes"]
 
@@ -123,25 +124,17 @@ def paper(
 def run_recipe(name: str, options: TableOptions, console: Console) -> int:
     """Run the missing runs of a recipe, print the results next to the published ones, and return the exit code."""
     recipe = api.find_recipe(name)
-    if options.until_decided and recipe.kind in ("drawing", "data"):
-        raise UserError(f"--until-decided: {recipe.name} has no runs. Leave the option out.")
     console.print(safe_text(f"{recipe.name}: {recipe.title}"), style="bold")
-    if recipe.kind == "drawing":
-        print_text("It is a drawing, and needs no runs: docs/figures/cubes-light.svg in the documentation.", console)
-        return 0
-    if recipe.kind == "data":
-        allow_missing = options.execution.allow_missing
-        rows = compare_data(recipe.streams, options.data_root, allow_missing=allow_missing, console=console)
-        show_data_table(rows, console)
+    if not recipe.runs:
+        print_text(recipe.note, console)
         return 0
     try:
         result = api.run_table(recipe, options, console=console)
-    except api.TableInterrupted as stopped:
-        if stopped.result is not None:
-            _show_result(stopped.result, options, console)
-        return 128 + stopped.signal
-    except api.TableError as error:
-        _show_result(error.result, options, console)
+    except (UserError, bench.RunInterrupted) as error:
+        with suppress(UserError):  # nothing is recorded, or the options are wrong
+            _show_result(api.read_table(recipe, options), options, console)
+        if isinstance(error, bench.RunInterrupted):
+            return 128 + error.signal
         raise
     _show_result(result, options, console)
     return 0
@@ -169,22 +162,20 @@ def _show_variant(variant: TableVariant, console: Console, modified: bool, optio
             show_curves(variant.recipe, variant.cells, console)
         else:
             show_table(variant.recipe, variant.cells, console, verdicts=not modified)
-    for line in divergence_remarks(variant.cells):
-        print_text(line, console)
-    missing = variant.missing
-    if len(missing) == len(variant.cells):
+    if variant.unchosen:
+        print_text(f"Left out: the {variant.unchosen} cells for which no learning rate was chosen.", console)
+    if len(variant.missing) == len(variant.cells):
         console.print(safe_text("No run of this table is done."))
         return
-    if missing:
-        more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-        print_text(f"Not run: {', '.join(missing[:MOST_NAMED])}{more}.", console)
+    if variant.missing:
+        print_text(f"Not run: {named(variant.missing)}.", console)
     if modified and not options.until_decided:
         return
     if modified:
         print_text("The claims are decided for these runs, not for those of the recipe.", console)
     if options.only and variant.rule is not None:
         print_text("The claims are decided by all recorded cells, also those that --only leaves out.", console)
-    show_claims(variant.claims, console, complete=variant.complete)
+    show_claims(variant.claims, console, complete=not (variant.missing or options.only))
 
 
 def show_recipes(seeds: int, folder: Path | None, runs: Path, console: Console, only: str = "") -> None:

@@ -6,30 +6,26 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from rich.console import Console
-from rich.table import Column, Table
 
-from contnorm.bench.label_metrics import LABEL_SCORES
-from contnorm.bench.metrics import SCORES
-from contnorm.cli.tables import print_text, safe_text, show_rows
+from contnorm.cli.tables import print_text, show_rows
+from contnorm.paper.cells import MeasuredCell
 from contnorm.paper.claims import ClaimCase, ClaimResult, Evidence
-from contnorm.paper.data_table import ComparedData
-from contnorm.paper.format import (
+from contnorm.paper.recipe import Recipe, score_title
+from contnorm.paper.tables import (
     case_numbers,
     case_outcome_text,
     claim_title,
+    forgetting_definitions,
+    lines_of,
     no_interval_reason,
     not_run_text,
     paper_number,
     spread,
+    table_remarks,
     verdict_text,
 )
-from contnorm.paper.measured import MeasuredCell
-from contnorm.paper.recipe import Recipe
-from contnorm.paper.record_remarks import LABEL_FORGETTING, data_remarks
-from contnorm.paper.scores import score_title
-from contnorm.paper.tables import Line, data_part_remarks, lines_of, precision_remarks, renorm_remarks, verdict_remarks
 
-__all__ = ["show_claims", "show_curves", "show_data_table", "show_table"]
+__all__ = ["show_claims", "show_curves", "show_table"]
 
 SHOWN = (
     "stream",
@@ -42,7 +38,6 @@ SHOWN = (
     "setting",
     "labels",
 )  # dimensions that have a column
-COLUMNS = ("tasks", "shape", "train", "test", "classes")  # of the table of data sets
 
 
 def show_table(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console, verdicts: bool = True) -> None:
@@ -65,7 +60,11 @@ def show_table(recipe: Recipe, measured: Sequence[MeasuredCell], console: Consol
         rows.append(cells + (list(verdict_text(line.comparison)) if verdicts else []))
     show_rows(heads, rows, console, named=len(shown) + 1)
     console.print()
-    for text in _footer(recipe, measured, lines, verdicts):
+    notes = [*forgetting_definitions(list(recipe.scores.values())), *([recipe.note] if recipe.note else [])]
+    notes += table_remarks(recipe, measured, lines if verdicts else [])
+    if not verdicts:
+        notes.append("A smoke test or changed settings: there are no verdicts on the paper's numbers.")
+    for text in notes:
         print_text(text, console)
 
 
@@ -87,21 +86,6 @@ def _place(one: MeasuredCell, shown: Sequence[str]) -> list[str]:
     return [*("all" if place[key] is None else str(place[key]) for key in shown), one.cell.norm]
 
 
-def _footer(recipe: Recipe, measured: Sequence[MeasuredCell], lines: Sequence[Line], verdicts: bool) -> list[str]:
-    notes = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
-    notes += [LABEL_FORGETTING] if any(n in LABEL_SCORES and n.startswith("fm") for n in recipe.scores.values()) else []
-    notes += data_part_remarks(measured)
-    notes += [recipe.note] if recipe.note else []
-    notes += renorm_remarks(measured)
-    notes += precision_remarks(measured)
-    if not verdicts:
-        notes.append(
-            "A smoke test, or changed settings: not comparable with the paper, so there are no verdicts on its numbers."
-        )
-        return notes
-    return notes + verdict_remarks(recipe, lines)
-
-
 def show_curves(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console) -> None:
     """Print one row per score of a cell: the mean over seeds after each task."""
     shown = _dimensions(recipe, measured)
@@ -116,8 +100,7 @@ def show_curves(recipe: Recipe, measured: Sequence[MeasuredCell], console: Conso
     heads = [*shown, "norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
     show_rows(heads, rows, console, named=len(shown) + 2)
     console.print()
-    data = data_remarks(record for one in measured for record in one.records.values())
-    for text in [*([recipe.note] if recipe.note else []), *precision_remarks(measured), *data]:
+    for text in [*([recipe.note] if recipe.note else []), *table_remarks(recipe, measured, [])]:
         print_text(text, console)
 
 
@@ -141,34 +124,3 @@ def _case_text(case: ClaimCase, evidence: Evidence) -> str:
         return f"{first}{no_interval_reason(case)}: {case_outcome_text(case)}"
     kind = "" if case.is_ratio else "interval " if evidence == "staged" else "95 % interval "
     return f"{first}{kind}{interval}, {case.seeds} seeds: {case_outcome_text(case)}"
-
-
-def show_data_table(rows: Sequence[ComparedData], console: Console) -> None:
-    """Print one row per data set on disk; for the others, what to put where."""
-    table = Table(*(Column(head, no_wrap=True) for head in ("stream", *COLUMNS, "verdict")), box=None, pad_edge=False)
-    for row in rows:
-        if row.measured is not None:
-            table.add_row(*map(safe_text, (row.measured.stream, *_cells(row), _verdict(row))))
-    console.print(table, "")
-    console.print(safe_text("Measured on disk; the paper's value is in brackets where it differs."))
-    notes = [row.missing for row in rows if row.missing]
-    notes += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
-    for line in notes:
-        console.print(safe_text(line), soft_wrap=True)
-
-
-def _cells(row: ComparedData) -> list[str]:
-    return [_cell(getattr(row.measured, name), getattr(row.published, name)) for name in COLUMNS]
-
-
-def _cell(ours: object, theirs: object) -> str:
-    return _text(ours) if ours == theirs else f"{_text(ours)} ({_text(theirs)})"
-
-
-def _text(value: object) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}"
-
-
-def _verdict(row: ComparedData) -> str:
-    differing = [name for name in COLUMNS if getattr(row.measured, name) != getattr(row.published, name)]
-    return f"differs in {', '.join(differing)}" if differing else "agrees"

@@ -20,7 +20,7 @@ from contnorm.cli.common import RunsFolder, Where, console
 from contnorm.cli.examples import Example, examples
 from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError, unknown
-from contnorm.paper.format import spread
+from contnorm.paper.tables import spread
 from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables, unknown_names
 from contnorm.report.tables import Document, Table, markdown
 

@@ -25,7 +25,7 @@ from contnorm.errors import UserError, unknown
 from contnorm.paper.selection import RATES, RateResult
 
 if TYPE_CHECKING:
-    from contnorm.paper import GridResult, TuneOptions, TuneResult
+    from contnorm.paper.lr_search import GridResult, TuneOptions, TuneResult
 
 __all__ = ["tune", "tune_recipe"]
 
@@ -131,12 +131,8 @@ def tune_recipe(name: str, options: TuneOptions, console: Console) -> int:
     """Run the missing runs of all grids, print them and the chosen rates, and return the exit code."""
     try:
         result = paper.tune(name, options, console=console)
-    except paper.TableInterrupted as stopped:
-        _show(name, stopped.result, options, console)
+    except bench.RunInterrupted as stopped:
         return 128 + stopped.signal
-    except paper.TableError as error:
-        _show(name, error.result, options, console)
-        raise
     _show(name, result, options, console)
     return 0
 
@@ -171,19 +167,19 @@ def _show_grids(results: Sequence[GridResult], options: TuneOptions, console: Co
         best = result.best if options.max_steps is None else None
         texts = {rate.lr: _rate_text(rate, rate is best, options.seeds) for rate in result.rates}
         cells = [texts.get(lr, "") for lr in tried]  # extended searches have different rates
-        rows.append([*result.grid.names, *cells, str(len(texts)), f"{best.lr:g}" if best else "none yet"])
+        rows.append([*result.names, *cells, str(len(texts)), f"{best.lr:g}" if best else "none yet"])
     show_rows(heads, rows, console, named=3)
     console.print()
     seeds = "one seed" if options.seeds == 1 else f"{options.seeds} seeds"
-    precision = next(iter(results[0].grid.configs.values())).train.precision
+    precision = next(iter(results[0].configs.values())).train.precision
     console.print(
         safe_text(f"ACC on the validation tasks, over {seeds}, in {precision}; * is chosen: the highest mean.")
     )
 
 
 def _rate_text(rate: RateResult, best: bool, seeds: int) -> str:
-    if rate.diverged:
-        return f"{rate.diverged} of {seeds} diverged"
+    if rate.lost:
+        return f"{rate.lost} of {seeds} diverged"
     if not rate.seeds:
         return "-"
     spread = f" +- {rate.sd:.2f}" if rate.seeds > 1 else ""
@@ -193,20 +189,20 @@ def _rate_text(rate: RateResult, best: bool, seeds: int) -> str:
 
 def _footer(results: Sequence[GridResult]) -> Iterator[str]:
     """Notes below the table of grids."""
-    if any(rate.diverged for result in results for rate in result.rates):
+    if any(rate.lost for result in results for rate in result.rates):
         yield (
             "diverged: the loss is not finite. Such a learning rate is not chosen, and the run is not repeated; delete "
             "its record to repeat it."
         )
     for result in results:
-        best, label = result.best, " ".join(result.grid.names)
+        best, label = result.best, " ".join(result.names)
         if not result.complete:
             yield f"{label}: runs are missing, so no learning rate is chosen yet."
             continue
         if best is None:
             yield f"{label}: every learning rate has a diverged run, so none is chosen."
             continue
-        ties = [rate for rate in result.rates if rate is not best and not rate.diverged and rate.mean == best.mean]
+        ties = [rate for rate in result.rates if rate is not best and not rate.lost and rate.mean == best.mean]
         if ties:
             yield f"{label}: {', '.join(f'{rate.lr:g}' for rate in ties)} did as well; the smallest is chosen."
         if len(result.rates) > 1 and best in (result.rates[0], result.rates[-1]):

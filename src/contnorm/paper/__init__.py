@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from contnorm.paper.lr_search import TuneOptions, TuneResult, tune
     from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
     from contnorm.paper.run import TableOptions, TableResult, read_table, recipe_status, run_table
-    from contnorm.paper.tune import TuneOptions, TuneResult, tune
 
 __all__ = [
     "Recipe", "TableOptions", "TableResult", "TuneOptions", "TuneResult", "find_recipe", "read_table",
@@ -23,5 +23,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = {"Recipe": "recipe", "find_recipe": "recipe", "recipe_names": "recipe"}.get(name)
-    module = module or ("tune" if name.lower().startswith("tune") else "run")
+    module = module or ("lr_search" if name.lower().startswith("tune") else "run")
     return getattr(import_module(f"contnorm.paper.{module}"), name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -166,7 +166,7 @@ class ClaimResult:
     cases: tuple[ClaimCase, ...]
     evidence: Evidence = "exploratory"
     not_run: tuple[str, ...] = ()
-    decidable: tuple[tuple[CellComparison, bool], ...] = ()
+    decidable: tuple[tuple[CellComparison, bool], ...] = field(default=(), compare=False)
 
     @property
     def measured(self) -> bool:

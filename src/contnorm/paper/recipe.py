@@ -302,7 +302,8 @@ def checked(kind: type[_T], values: Mapping[str, Any], where: str) -> _T:
     except (ValidationError, UserError) as error:
         if isinstance(error, UserError):
             raise UserError(f"{where}: {error}") from error
-        first = error.errors(include_url=False, include_context=False)[0]
+        problems = error.errors(include_url=False, include_context=False)
+        first = min(problems, key=lambda problem: problem["type"] == "missing")  # may be missing for a misspelled key
         place = " ".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
         value = "" if first["type"] == "missing" else f"={show_value(first['input'])}"
         raise UserError(f"{where}: {place}{value}: {first['msg'].rstrip('.')}.") from error

@@ -23,7 +23,7 @@ from contnorm.bench.data.registry import SOURCES, data_root, describe_layouts, f
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.launch import list_devices
 from contnorm.bench.engine.run import Run, RunOptions
-from contnorm.bench.records import Store
+from contnorm.bench.records import DIVERGED, Store
 from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule, looks_up_to
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
@@ -480,10 +480,10 @@ def _done(recipe: Recipe, seeds: range, root: Path, runs: Path, index: RecordInd
     """Number of recorded runs in the precision of the table, of all, and of diverged runs."""
     variants = variants_of(recipe, selection := selection_of(recipe, runs))
     cells = [one.cell for variant in (variants if selection else variants[-1:]) for one in variant.cells]
-    configs = {config_of(cell, root): cell for cell in cells}
-    usual, numerics = numerics_of(next(iter(configs))), index.numerics(configs, seeds)
-    measured = index.measure({cell: config for config, cell in configs.items()}, seeds, numerics)
-    diverged = sum(len(one.diverged) for one in measured)
-    done = f"{sum(len(one.records) for one in measured)} of {len(configs) * len(seeds)}"
+    configs = list(dict.fromkeys(config_of(cell, root) for cell in cells))
+    usual, numerics = numerics_of(configs[0]), index.numerics(configs, seeds)
+    found = [one for config in configs for one in index.records(with_numerics(config, numerics), seeds).values()]
+    diverged = sum(one.status == DIVERGED for one in found)
+    done = f"{len(found) - diverged} of {len(configs) * len(seeds)}"
     done += f" in {numerics}" if numerics != usual else ""
     return f"{done}, {diverged} diverged" if diverged else done
