@@ -24,7 +24,7 @@ from contnorm.bench.label_metrics import (
     o_f1,
 )
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "multi-label-scores.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "long-tail.md"
 Inputs = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 

@@ -15,7 +15,6 @@ from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.records import Store, load_runs
 from contnorm.errors import UserError
 from contnorm.paper.cells import RecipeCell, cells_of, source_of
-from contnorm.paper.format import spread
 from contnorm.paper.published import find
 from contnorm.paper.recipe import find_recipe, parse_recipe
 from contnorm.paper.selection import (
@@ -27,6 +26,7 @@ from contnorm.paper.selection import (
     selection_text,
     with_selection,
 )
+from contnorm.paper.tables import spread
 from contnorm.report.paper import CHOSEN as CHOSEN_TITLE
 from contnorm.report.paper import (
     FRESH,

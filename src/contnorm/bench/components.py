@@ -434,6 +434,8 @@ class _Description:
             return f"seen {self.seen[id(value)][0]}"
         self.seen[id(value)] = len(self.seen), value
         torch: Any = sys.modules.get("torch")  # without it there are no tensors
+        if torch is not None and torch.nn.parameter.is_lazy(value):
+            return f"lazy {value.dtype}"
         if torch is not None and isinstance(value, torch.Tensor):
             values = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             trained = isinstance(value, torch.nn.Parameter) and value.requires_grad

@@ -14,7 +14,7 @@ from contnorm.bench.data.store import describe_stored, list_stored, read_manifes
 from contnorm.bench.launchers import launchers
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
-from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
+from contnorm.bench.strategies import ALIASES, STRATEGIES
 from contnorm.bench.streams.tasks import ALIASES as STREAM_ALIASES
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError

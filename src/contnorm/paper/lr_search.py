@@ -206,7 +206,8 @@ def _grids(recipe: Recipe, options: TuneOptions, root: Path, index: RecordIndex)
     every = cells_of(recipe)
     cells = filter_cells(every, options.only) if every else []
     without = dict.fromkeys(cell.place["stream"] for cell in cells if not find_stream(cell.place["stream"]).validation)
-    problems = [f"tune {recipe.name}: {stream} has no validation tasks and is skipped." for stream in without]
+    hint = "and is skipped; write learning rates for it under [[selected]] of a recipe of your own"
+    problems = [f"tune {recipe.name}: {stream} has no validation tasks, {hint}." for stream in without]
     keys = [key for key in GRID_KEYS if any(cell.place[key] is not None for cell in every)]
     if all(cell.place["moments"] in UNTUNED_MOMENTS for cell in every):
         keys = [key for key in keys if key != "moments"]

@@ -22,7 +22,7 @@ from contnorm.bench.config.schema import from_dict, show_value
 from contnorm.bench.config.sources import parse_toml, read_toml_text, refuse_code
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import SCORE_TITLES, SCORES
-from contnorm.bench.strategies.registry import STRATEGIES
+from contnorm.bench.strategies import STRATEGIES
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import RUNS, PublishedNumber, PublishedRow
 from contnorm.registry import find_norm

@@ -21,8 +21,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
 from contnorm.bench.data.registry import SOURCES, data_root, describe_layouts, find_layout, location_of
 from contnorm.bench.data.store import find_stored
-from contnorm.bench.engine.launch import list_devices
-from contnorm.bench.engine.run import Run, RunOptions
+from contnorm.bench.engine.run import Run, RunOptions, list_devices
 from contnorm.bench.records import DIVERGED, Store
 from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule, looks_up_to
 from contnorm.bench.streams.tasks import find_stream
@@ -128,7 +127,7 @@ def run_table(
         console: Terminal or notebook to show progress on; None for no output.
 
     Returns:
-        The cells with their records. `contnorm.paper.lines_of` compares them with the published numbers,
+        The cells with their records. `contnorm.paper.tables.lines_of` compares them with the published numbers,
         `TableVariant.claims` are the recipe's claims, decided by them. If seeds from 100 on are recorded, the last
         variant has them, and its claims are decided by the staged rule.
 
