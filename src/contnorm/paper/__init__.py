@@ -25,3 +25,7 @@ def __getattr__(name: str) -> Any:
     module = {"Recipe": "recipe", "find_recipe": "recipe", "recipe_names": "recipe"}.get(name)
     module = module or ("lr_search" if name.lower().startswith("tune") else "run")
     return getattr(import_module(f"contnorm.paper.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
