@@ -15,7 +15,7 @@ from torch import nn
 from contnorm.bench.components import is_user_code, user_code_error
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.engine.memory_samples import sample_weights, stored_items
-from contnorm.bench.models.norm_layers import check_norms, record_norm_calls
+from contnorm.bench.models.norm_layers import check_norms
 from contnorm.bench.plan import Plan
 from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.convert.detect import holds_moments
@@ -50,12 +50,11 @@ def check_network(
     own_norm = is_user_code(config.norm.name) or config.norm.code is not None
     key = config.model, config.norm, shape
     if own_network or own_norm:
-        with record_norm_calls(model) as called:
-            _check_output(model, config, shape, outputs, "model" if own_network else "norm")
+        _check_output(model, config, shape, outputs, "model" if own_network else "norm")
         if not any_norm:
-            check_norms(model, config.model.name, config.norm, called)
+            check_norms(model, config.model.name, config.norm)
     elif key not in _checked:
-        check_norms(model, config.model.name, config.norm, set())
+        check_norms(model, config.model.name, config.norm)
         try:
             _run_in_training(model, 2, shape)
         except ValueError as error:
