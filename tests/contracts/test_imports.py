@@ -55,7 +55,7 @@ WITHOUT_TORCH = [
             "cli.compare",
             "cli.report",
             "paper.recipe",
-            "paper.measured",
+            "paper.selection",
             "paper.tables",
             "paper.cells",
             "paper.claims",
