@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from contnorm.bench.config.schema import from_dict
-from contnorm.bench.config.sources import read_toml
+from contnorm.bench.config.schema import from_dict, read_toml
 from contnorm.bench.records import Store, seal_of
 from contnorm.cli.main import main
 from contnorm.report.paper import section_document

@@ -31,7 +31,6 @@ WITHOUT_TORCH = [
             "bench.strategies",
             "bench.models",
             "errors",
-            "bench.config.sources",
             "bench.config.schema",
             "bench.rng",
             "bench.records",

@@ -27,7 +27,7 @@ from contnorm.bench.comparison import (
     compare as compare_records,
 )
 from contnorm.bench.config.defaults import differences, run_names
-from contnorm.bench.config.sources import format_value
+from contnorm.bench.config.schema import format_value
 from contnorm.bench.fingerprint import not_comparable
 from contnorm.bench.label_metrics import LABEL_SCORES, LabelMatrix, label_score
 from contnorm.bench.metrics import MAIN_SCORES

@@ -14,8 +14,7 @@ import typer
 from rich.console import Console
 
 from contnorm import paper as api
-from contnorm.bench.config.schema import field_of
-from contnorm.bench.config.sources import check_seeds
+from contnorm.bench.config.schema import check_seeds, field_of
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import SCORES

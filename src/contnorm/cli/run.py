@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from contnorm import bench
-from contnorm.bench.config.sources import RUN_ARGUMENTS, Setting, check_seed, check_seeds, format_value
+from contnorm.bench.config.schema import RUN_ARGUMENTS, check_seed, check_seeds, format_value
 from contnorm.cli.common import collection_paused, console, print_lines, print_text, show_rows
 from contnorm.cli.options import EXECUTION, FLAGS, load_stream, takes_options
 from contnorm.cli.show import show_scores
@@ -35,7 +35,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON
 
 @takes_options(*EXECUTION, settings=True)
 def run(
-    typed: list[Setting],
+    typed: dict[str, Any],
     execution: dict[str, Any],
     seeds: Annotated[
         int | None, typer.Option(help="Number of seeds, counted from 0. Default: 1; 3 if a setting has several values.")
@@ -74,7 +74,7 @@ def run(
         raise UserError(f"--seed {seed} and --seeds {seeds}: use one of them. --seeds is a number of seeds, from 0 on.")
     check_seeds(1 if seeds is None else seeds)
     check_seed(seed or 0)
-    is_sweep = any(isinstance(one.value, list) for one in typed) or validation or plot is not None or json_
+    is_sweep = any(isinstance(value, list) for value in typed.values()) or validation or plot is not None or json_
     stream, arguments = load_stream(typed, execution)
     arguments |= {
         "seeds": [seed] if seed is not None else seeds or (3 if is_sweep else 1),

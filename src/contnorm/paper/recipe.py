@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from contnorm.bench.components import is_user_code
-from contnorm.bench.config.defaults import apply_defaults
-from contnorm.bench.config.schema import from_dict, merge_settings, show_value
-from contnorm.bench.config.sources import parse_toml, read_toml_text, refuse_code
+from contnorm.bench.config.defaults import apply_defaults, refuse_code
+from contnorm.bench.config.schema import from_dict, merge_settings, parse_toml, read_toml_text, show_value
 from contnorm.bench.strategies import STRATEGIES
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import RUNS, PublishedNumber, numbers_of_row

@@ -14,8 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
+from contnorm.bench.config.schema import RunConfig, check_seeds, from_dict, nest_settings, parse_assignments
 from contnorm.bench.data.registry import SOURCES, data_root, location_of
 from contnorm.bench.engine.run import RunOptions, list_devices
 from contnorm.bench.records import Store
@@ -104,11 +103,9 @@ class TableOptions:
         return self.max_steps is not None or bool(self.settings)
 
     @property
-    def assignments(self) -> list[Setting]:
+    def assignments(self) -> dict[str, Any]:
         """The settings that override the recipe's."""
-        if not isinstance(self.settings, Mapping):
-            return list(parse_assignments(self.settings))
-        return [Setting(f"settings[{key!r}]", key, value) for key, value in self.settings.items()]
+        return dict(self.settings) if isinstance(self.settings, Mapping) else parse_assignments(self.settings)
 
 
 @dataclass(frozen=True)
@@ -437,9 +434,8 @@ def _check_rates(recipe: Recipe, options: TableOptions) -> str:
 
 def _typed_settings(options: TableOptions) -> dict[str, Any]:
     """Typed settings that override the recipe's."""
-    flags = [Setting("--max-steps", "train.max_steps", options.max_steps)]
-    flags.append(Setting("--precision", "train.precision", options.precision))
-    typed = nest_settings([*(flag for flag in flags if flag.value is not None), *options.assignments])
+    flags = {"train.max_steps": options.max_steps, "train.precision": options.precision}
+    typed = nest_settings({**{key: value for key, value in flags.items() if value is not None}, **options.assignments})
     from_dict(typed)
     if options.lr == "best" and "lr" in typed.get("train", {}):
         raise UserError(f"--lr best and --set train.lr={typed['train']['lr']} contradict each other. Use one of them.")

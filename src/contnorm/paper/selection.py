@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from contnorm.bench.config.sources import parse_toml, read_toml_text
+from contnorm.bench.config.schema import parse_toml, read_toml_text
 from contnorm.bench.grid import LEARNING_RATES, best_candidate
 from contnorm.bench.records import spread_over_seeds
 from contnorm.errors import UserError

@@ -12,8 +12,7 @@ from torch import nn
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.components import Component, Kind, identify
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import flatten_settings
-from contnorm.bench.config.sources import RUN_ARGUMENTS, with_setting
+from contnorm.bench.config.schema import RUN_ARGUMENTS, flatten_settings, with_setting
 from contnorm.bench.engine.run import Run
 from contnorm.bench.memories import Memory
 from contnorm.bench.models.user_norms import built_in_name

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from contnorm.bench.config.defaults import changed, stream_name, varying
-from contnorm.bench.config.sources import format_settings
+from contnorm.bench.config.schema import format_settings
 from contnorm.bench.engine.run import Event, Run
 from contnorm.bench.escape import escape_terminal
 
