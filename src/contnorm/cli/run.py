@@ -24,12 +24,8 @@ from contnorm.paper.format import spread
 if TYPE_CHECKING:
     from contnorm.bench import SweepResult
 
-ScoreName = Annotated[
-    str | None, typer.Option(help="Score to choose by, such as acc or fm; default: acc, or c_f1 for multi-label.")
-]
-PlotFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Figure to write: .png, .svg or .pdf; scores over the settings.")
-]
+ScoreName = Annotated[str | None, typer.Option(help="Score to choose by, such as fm; default: acc, or c_f1.")]
+PlotFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Figure of the scores: .png, .svg or .pdf.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")]
 
 
@@ -37,24 +33,14 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON
 def run(
     typed: dict[str, Any],
     execution: dict[str, Any],
-    seeds: Annotated[
-        int | None, typer.Option(help="Number of seeds, counted from 0. Default: 1; 3 if a setting has several values.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, from 0 on. Default: 1; 3 for a sweep.")] = None,
     seed: Annotated[int | None, typer.Option(help="Run this single seed.")] = None,
-    keep_weights: Annotated[
-        bool,
-        typer.Option("--keep-weights", help="Save the final weights of each run next to its record, for `diagnose`."),
-    ] = False,
+    keep_weights: Annotated[bool, typer.Option("--keep-weights", help="Save the weights, for `diagnose`.")] = False,
     validation: Annotated[
-        bool,
-        typer.Option(
-            "--validation", help="Use validation tasks, or held-out training samples, instead of the test samples."
-        ),
+        bool, typer.Option("--validation", help="Use validation tasks, or held-out training samples, not test samples.")
     ] = False,
     score: ScoreName = None,
-    by: Annotated[
-        str, typer.Option(help="Choose one setting for each value of these settings, comma-separated.")
-    ] = "norm",
+    by: Annotated[str, typer.Option(help="Choose one setting for each value of these, comma-separated.")] = "norm",
     plot: PlotFile = None,
     json_: JsonFlag = False,
 ) -> None:
@@ -164,9 +150,7 @@ def _show_sweep(result: SweepResult) -> None:
 def resume(
     execution: dict[str, Any],
     folder: Annotated[Path | None, typer.Argument(help="The same as --runs.", show_default=False)] = None,
-    runs: Annotated[
-        Path, typer.Option("--runs", help="Folder of runs, of one experiment in it, or of one run.")
-    ] = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of runs, of an experiment, or of a run.")] = Path("runs"),
 ) -> None:
     """Resume the interrupted runs of a folder, bit-exactly.
 

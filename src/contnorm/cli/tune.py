@@ -40,25 +40,20 @@ _OF_RECIPES = {
 def tune(
     typed: dict[str, Any],
     execution: dict[str, Any],
-    recipe: Annotated[
-        str | None,
-        typer.Argument(help="Recipe: table2, table8, table9, table10, table12, or a TOML file; none: tune --stream."),
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Recipe: table2, ..., or a TOML file; or use --stream.")] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.")] = 3,
     over: Annotated[str, typer.Option(help="Setting to tune: lr, or a numeric setting such as memory.size.")] = "lr",
     extend: Annotated[
-        int | None, typer.Option(help="Most values to try beyond the grid, per search; default: 3, or 0 for a recipe.")
+        int | None, typer.Option(help="Most values to try beyond the grid; default: 3, or 0 for a recipe.")
     ] = None,
     refine: Annotated[
-        str | None,
-        typer.Option(help="Refinement: between (the best two), around, or none; default: between, none for a recipe."),
+        str | None, typer.Option(help="Refine: between (the best two), around, or none, as is the default of a recipe.")
     ] = None,
     score: ScoreName = None,
     plot: PlotFile = None,
     json_: JsonFlag = False,
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="File for the rates of a recipe; default: RUNS/selected/RECIPE.toml."),
+        Path | None, typer.Option("-o", "--out", help="File for a recipe's rates; default: RUNS/selected/RECIPE.toml.")
     ] = None,
 ) -> None:
     """Choose the best learning rate (or another setting) of each norm, using only validation data.
