@@ -38,7 +38,6 @@ WITHOUT_TORCH = [
             "bench.loggers",
             "bench.metrics",
             "bench.label_metrics",
-            "bench.memory_stats",
             "bench.stats",
             "bench.sequential",
             "bench.memories",
