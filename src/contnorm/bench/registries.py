@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from contnorm.bench.components import Component, Kind, add_component, components
 from contnorm.bench.data.registry import SOURCES, data_root
 from contnorm.bench.data.store import describe_stored, list_stored, read_manifest
+from contnorm.bench.launchers import launchers
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies import ALIASES, STRATEGIES
 from contnorm.bench.streams.tasks import ALIASES as STREAM_ALIASES
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError, unknown
-from contnorm.registry import BUILT_IN, NORMS, Origin, current_origin, load_plugins
+from contnorm.registry import BUILT_IN, NORMS, current_origin, load_plugins
 
 KINDS = ("strategy", "memory", "model", "dataset")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -142,61 +141,3 @@ def streams_of_source(source: str) -> list[str]:
         ['split-cifar10']
     """
     return [stream.name for stream in STREAMS.values() if source in stream.sources]
-
-
-class LauncherInfo(NamedTuple):
-    """A launcher: its class as ``module:Class``, a line that describes it, and where it comes from."""
-
-    target: str
-    summary: str
-    origin: Origin = BUILT_IN
-
-
-_LAUNCHERS = {
-    "local": LauncherInfo("", "this machine: its GPUs, or a process per CPU core"),
-    "ray": LauncherInfo("contnorm.bench.engine.ray:RayLauncher", "the nodes of a Ray cluster, with retries"),
-}
-
-
-def launchers() -> dict[str, LauncherInfo]:
-    """Return all launchers by name. A name of this package can't be replaced.
-
-    Example:
-        >>> str(launchers()["local"].origin)
-        'contnorm'
-    """
-    installed = {}
-    for entry in sorted(entry_points(group="contnorm.launchers"), key=lambda entry: entry.name):
-        origin = Origin(entry.module) if entry.dist is None else Origin(entry.dist.name, entry.dist.version)
-        summary = f"class {entry.attr} of {entry.module}"
-        installed[entry.name] = LauncherInfo(f"{entry.module}:{entry.attr}", summary, origin)
-    return {**installed, **_LAUNCHERS}
-
-
-def create_launcher(name: str, options: Mapping[str, Any] | None = None) -> Any:
-    """Create a launcher by name; None for this machine.
-
-    Args:
-        name: One of `launchers`.
-        options: Arguments of its class, such as ``{"address": "auto"}`` for Ray.
-
-    Raises:
-        UserError: If the name is unknown, or the launcher can't be created.
-
-    Example:
-        >>> create_launcher("locl")
-        Traceback (most recent call last):
-        contnorm.errors.UserError: unknown launcher 'locl'. Did you mean 'local'? There are: local, ...
-    """
-    known = launchers()
-    if name not in known:
-        raise unknown("launcher", name, known)
-    module, _, attribute = known[name].target.partition(":")
-    if not module:
-        return None
-    try:
-        return getattr(importlib.import_module(module), attribute)(**(options or {}))
-    except UserError:
-        raise
-    except Exception as error:  # code of another package raises errors of any type
-        raise UserError(f"launcher {name!r}: can't be created ({type(error).__name__}: {error}).") from error
