@@ -107,7 +107,6 @@ def test_seeds_are_bounded_in_every_command(command: tuple[str, ...], tmp_path: 
     [
         ("run",),
         ("paper", "table1"),
-        ("paper", "table7"),
         ("paper", "--list"),
         ("tune", "table2"),
         ("data",),
