@@ -57,7 +57,6 @@ INTERNAL = {
     "BuildError",
     "CheckSkipped",
     "NoLockstepError",
-    "SlotError",
 }
 
 
