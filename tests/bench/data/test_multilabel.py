@@ -184,20 +184,6 @@ def test_invalid_csv_is_refused(tmp_path: Path, text: str, message: str) -> None
         own(tmp_path, text)
 
 
-def test_task_lists_are_downloaded_if_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_coco(tmp_path / "coco", lists="elsewhere")
-    addresses = []
-
-    def download(lists: object, root: Path, base: str | None) -> None:
-        addresses.append(base)
-        (tmp_path / "coco" / "elsewhere").rename(root / "ids")
-
-    (tmp_path / "out").mkdir()
-    monkeypatch.setattr(multilabel, "fetch", download)
-    assert len(list_cocoseq(tmp_path / "coco", None, tmp_path / "out", "mirror").train) == 12
-    assert addresses == ["mirror"]
-
-
 # Builds
 
 
