@@ -239,3 +239,27 @@ def test_layers_are_pickled_with_their_norm() -> None:
     cn.register_norm("centered", CenteredNorm)
     layer = pickle.loads(pickle.dumps(cn.create_norm("centered", 8, dim=1)))
     assert type(cn.convert_norm(nn.Sequential(layer), "gn", num_groups=2)[0]) is cn.GroupNorm1d
+
+
+@restored
+def test_moments_of_a_registered_norm_are_estimated() -> None:
+    class Halved(nn.BatchNorm2d):
+        """Batch norm of half the input."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x / 2)
+
+    class Measured(Halved):
+        def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = x.double() / 2
+            return x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+
+    cn.register_norm("halved", Halved)
+    cn.register_norm("measured", Measured)
+    x = torch.randn(16, 4, 3, 3) + 5
+    with pytest.raises(ValueError, match=r"does not define batch_moments\(x\)"):
+        cn.reestimate(nn.Sequential(Halved(4)), [x])
+    model = nn.Sequential(Measured(4))
+    cn.reestimate(model, [x])
+    torch.testing.assert_close(model[0].running_mean, (x / 2).mean((0, 2, 3)))
+    torch.testing.assert_close(model[0].running_var, (x / 2).var((0, 2, 3)))
