@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.models.resnet import ResNet18
-from contnorm.kernels.triton.continual import replay
+from contnorm.kernels.triton import eager
 from contnorm.norms.continual import ContinualNorm2d
 
 LAYERS = 20  # as in a ResNet-18
@@ -107,13 +107,13 @@ def _host_seconds(case: HostCase, device: torch.device) -> tuple[list[float], li
 @contextmanager
 def _path(path: str) -> Iterator[None]:
     """Context manager in which CN takes one of its host paths; afterwards it goes through Python."""
-    replay.stop()
-    if path == "cpp" and not replay.activate():
+    eager.stop()
+    if path == "cpp" and not eager.activate():
         raise RuntimeError("launches can't be replayed here: is there a C++ compiler?")
     try:
         yield
     finally:
-        replay.stop()
+        eager.stop()
 
 
 def measure_eager_steps(device: torch.device) -> Iterator[EagerRow]:

@@ -17,7 +17,7 @@ from contnorm import bench
 from contnorm.bench.label_metrics import label_score
 from contnorm.bench.metrics import score as accuracy_score
 from contnorm.bench.records import Record
-from contnorm.bench.stats import PairedDifference, paired_difference
+from contnorm.bench.stats import PairedDifference, summarize_differences
 
 RECORDS = Path(__file__).resolve().parents[1] / "docs" / "records"
 
@@ -116,9 +116,7 @@ class Comparison:
 
     def difference(self, score: str = "acc") -> PairedDifference:
         """Paired difference with its ordinary 95 % interval."""
-        pair = paired_difference(self.first.scores(score), self.second.scores(score))
-        assert pair is not None and pair.t is not None
-        return pair
+        return summarize_differences(list(self.by_seed(score).values()))
 
     def text(self, score: str = "acc") -> str:
         """The difference with its interval, such as ``+0.19 (-0.11 to +0.48)``."""

@@ -113,7 +113,7 @@ def answers_table() -> str:
             f"CN - BN: {_points('tuned er')} (ER), {_points('tuned derpp')} (DER++); class order by seed: "
             f"{_points('order er')} and {_points('order derpp')}",
             f"{_words('tuned er')} and {_words('tuned derpp')}; by seed {_words('order er')} and "
-            f"{_words('order derpp')}; one reading of the [protocol](concepts/readings.md)",
+            f"{_words('order derpp')}; one reading of the [protocol](deviations.md#readings-of-the-protocol)",
         ),
         (
             "running moments, ER on Split mini-ImageNet, rates tuned",

@@ -6,8 +6,8 @@ from contnorm.convert.spec import apply_norm_spec, norm_spec
 from contnorm.convert.sync import convert_sync, revert_sync
 from contnorm.diagnosis.measure import diagnose
 from contnorm.model_files import load_model, save_model
-from contnorm.moments.averaging import average_state_dicts
 from contnorm.moments.freeze import freeze_stats, frozen_stats
+from contnorm.moments.pooling import average_state_dicts
 from contnorm.moments.reestimate import reestimate
 from contnorm.norms.activation import (
     EvoNorm1d,

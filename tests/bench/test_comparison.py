@@ -15,6 +15,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.records import Record, Runs, make_record
 from contnorm.bench.sequential import decide_differences
 from contnorm.errors import UserError
+from contnorm.report.norms import experiments_of
 
 RNG = np.random.default_rng(5)
 CN, BN = RNG.integers(62, 70, 24).tolist(), RNG.integers(58, 64, 24).tolist()
@@ -52,6 +53,9 @@ def test_all_inputs_have_the_same_verdict() -> None:
         compare(dict(enumerate(map(float, CN), 100)), dict(enumerate(map(float, BN), 100)), first_seed=100),
         bench.decide(CN, BN),
     ]
+    ((_, _, of_report),) = next(iter(experiments_of(Runs([*cn, *bn])))).differences
+    assert of_report is not None
+    verdicts.append(of_report)
     frame = pd.DataFrame({"n": ["CN"] * 24 + ["BN"] * 24, "s": [*range(24)] * 2, "top1": CN + BN})
     verdicts.append(compare(frame, by="n", seed="s", score="top1"))
     for verdict in verdicts:

@@ -24,7 +24,7 @@ from contnorm.bench.label_metrics import (
     o_f1,
 )
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "multi-label-scores.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "long-tail.md"
 Inputs = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
@@ -158,11 +158,11 @@ def test_what_is_counted_reads_back_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"tp": "3 0"}, r"class 0: tp=3, predicted=2, positive=2 can't be counted of 3 images"),
-        ({"positive": "2 1"}, r"class 1: ap=None can't be, with positive=1"),
-        ({"ap": "nan -"}, r"class 0: ap=nan can't be"),
-        ({"ap": "0.5"}, r"one value a class, got \[1, 2\] of them"),
-        ({"tp": "one 0"}, r"invalid literal"),
+        ({"tp": "3 0"}, "tp=3, predicted=2, positive=2, .* in 3 images"),
+        ({"positive": "2 1"}, "positive=1, ap=None"),
+        ({"ap": "nan -"}, "ap=nan"),
+        ({"ap": "0.5"}, "shorter"),
+        ({"tp": "one 0"}, "invalid literal"),
     ],
 )
 def test_counts_that_make_no_sense_are_refused(changed: dict[str, str], said: str) -> None:

@@ -10,9 +10,16 @@ import pytest
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.memories import NOT_STORED, PartitioningReservoir, Reservoir
+from contnorm.bench.memories import (
+    NOT_STORED,
+    Memory,
+    PartitioningReservoir,
+    Reservoir,
+    StreamInfo,
+    build_memory,
+)
 from contnorm.bench.memories.base import draw_slots
-from contnorm.bench.plan import _Views, build_memory, make_plan
+from contnorm.bench.plan import _Views, make_plan
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
@@ -69,6 +76,11 @@ def test_every_item_occurs_once_in_order(source: Source) -> None:
     assert all((s.write == NOT_STORED).all() and s.replay == () for s in plan.steps)
 
 
+def memory_of(config: RunConfig, stream: TaskSequence, seed: int) -> Memory:
+    info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
+    return build_memory(config.memory, info, generator(seed, "memory"))
+
+
 def given(stream: TaskSequence, memory: dict[str, Any], item: int) -> np.ndarray:
     """The label of one item as the memory takes it."""
     label = stream.train.label[[item]]
@@ -83,7 +95,7 @@ def test_batched_replay_equals_single_draws(
     monkeypatch.setattr("contnorm.bench.plan.AT_ONCE", 7)
     config = settings(memory=memory, strategy={"name": "er", "replay_from": "all"}, train={"passes": 2})
     stream = stream_of(config, source)
-    live, chance = build_memory(config.memory, stream, 5), generator(5, "replay")
+    live, chance = memory_of(config, stream, 5), generator(5, "replay")
     seen: set[int] = set()
     for step in make_plan(config, stream, 5, draws=2).steps:
         for slots in step.replay_slots:
@@ -99,7 +111,7 @@ def test_replay_equals_that_of_a_live_memory(source: Source, memory: dict[str, A
     config = settings(memory=memory, strategy={"name": "er", "replay_from": past})
     stream = stream_of(config, source)
     plan = make_plan(config, stream, 3, draws=2)
-    live = build_memory(config.memory, stream, 3)
+    live = memory_of(config, stream, 3)
     held: dict[int, int] = {}
     replayed = 0
     for step in plan.steps:
@@ -166,7 +178,7 @@ def test_prs_holds_more_rare_classes_than_a_reservoir() -> None:
 
 def test_prs_is_built_from_its_settings(source: Source) -> None:
     config = settings(memory={"kind": "prs", "size": 30, "rho": -0.03, "quirk": True})
-    memory = build_memory(config.memory, stream_of(config, source), 0)
+    memory = memory_of(config, stream_of(config, source), 0)
     assert isinstance(memory, PartitioningReservoir)
     assert (memory.capacity, memory.labels, memory.rho, memory.quirk) == (30, 10, -0.03, True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import PlanCache
-from contnorm.errors import UserError
 from tests.datasets import small_cifar100
 
 ER: dict[str, Any] = {
@@ -75,31 +73,3 @@ def test_plan_is_not_shared_if_samples_differ(root: Path, change: str) -> None:
 def test_seeds_have_different_orders(root: Path) -> None:
     first, second, _ = plans_of(root, {}, seed=1)
     assert repr(first) != repr(second)
-
-
-def test_plans_made_in_the_background_are_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = load_source("cifar100", root)
-    runs = [(resolve(ER | change, root), seed, 1) for change in ({}, {"memory": {"size": 13}}) for seed in (0, 1)]
-    expected = [PlanCache(source).of(*run) for run in runs]
-    plans, threads = PlanCache(source), []
-    make = PlanCache._make
-
-    def recorded(this: PlanCache, *run: Any) -> Any:
-        threads.append(threading.current_thread())
-        return make(this, *run)
-
-    monkeypatch.setattr(PlanCache, "_make", recorded)
-    plans.prepare([*runs, runs[0]])
-    plans.prepare(runs)  # nothing is left to do
-    assert [repr(plans.of(*run)) for run in runs] == [repr(plan) for plan in expected]
-    assert plans.of(*runs[0]) is plans.of(*runs[0])
-    assert len(threads) == len(runs) and threading.main_thread() not in threads
-
-
-def test_error_in_the_background_is_raised_for_the_run(root: Path) -> None:
-    plans, invalid = PlanCache(load_source("cifar100", root)), resolve(ER | {"memory": {"size": 1}}, root)
-    valid = resolve(ER, root)
-    plans.prepare([(invalid, 0, 1), (valid, 0, 1)])
-    assert plans.of(valid, 0, 1)[1].slots
-    with pytest.raises(UserError, match=r"memory\.size=1 is too small"):
-        plans.of(invalid, 0, 1)

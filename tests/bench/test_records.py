@@ -117,7 +117,7 @@ def test_file_that_is_no_record_is_named(folder: Path, content: str) -> None:
     ("spoil", "message"),
     [
         (lambda raw: raw.update(classes={}), "its groups 0"),
-        (lambda raw: raw["labels"].pop("own"), "not label statistics"),
+        (lambda raw: raw["labels"].pop("own"), "is not a valid record"),
     ],
 )
 def test_broken_multilabel_record_is_reported(tmp_path: Path, spoil: Callable[[Raw], object], message: str) -> None:
@@ -193,7 +193,7 @@ def test_damaged_archive_is_reported_and_the_other_lines_are_read(runs: Runs, tm
     loaded = load_runs(path)
     assert len(loaded) + len(loaded.diverged) == 9 and loaded.problems[0].startswith(f"{path}:2: is not a valid")
     path.write_bytes(gzip.compress(b"".join(lines))[:-20])
-    assert "damaged from this line on" in load_runs(path).problems[0]
+    assert "the archive is damaged after" in load_runs(path).problems[0]
 
 
 def test_copy_with_other_results_is_reported_once(folder: Path, runs: Runs, tmp_path: Path) -> None:

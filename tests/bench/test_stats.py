@@ -13,7 +13,6 @@ from scipy import stats
 from contnorm import bench
 from contnorm.bench.stats import (
     equivalence_probability,
-    paired_difference,
     spread_ratio,
     t_interval,
     t_test_power,
@@ -59,13 +58,6 @@ def test_variance_ratio_interval_covers_95_percent() -> None:
         covered += result.holds(4.0)
     assert covered / 600 == pytest.approx(0.95, abs=0.03)
     assert variance_ratio_interval([1.0, 2.0], [3.0, 3.0]) is None
-
-
-def test_paired_difference_uses_shared_seeds() -> None:
-    result = paired_difference({0: 5.0, 1: 7.0, 4: 1.0}, {1: 4.0, 0: 4.0, 3: 9.0})
-    assert result is not None and result.differences == (1.0, 3.0)
-    assert result.mean == 2.0 and result.t == t_interval([1.0, 3.0])
-    assert paired_difference({0: 1.0}, {1: 1.0}) is None
 
 
 def test_power_and_probability_of_equivalence_equal_simulations() -> None:
@@ -140,13 +132,8 @@ def test_ratio_is_inverted_by_exchange_and_scaled_by_units() -> None:
     a, b = generator.normal(size=30), generator.normal(size=30)
     spread, exchanged = spread_ratio(by_seed(a), by_seed(b)), spread_ratio(by_seed(b), by_seed(a))
     assert exchanged.variance.value == pytest.approx(1 / spread.variance.value)
-    # Percentiles of the inverse are the inverse percentiles, up to interpolation between neighbours.
-    assert exchanged.deviation.interval == pytest.approx(
-        (1 / spread.deviation.interval.high, 1 / spread.deviation.interval.low), rel=1e-3
-    )
     scaled = spread_ratio(by_seed(60 + 3 * a), by_seed(b))
     assert scaled.variance.value == pytest.approx(9 * spread.variance.value)
-    assert scaled.deviation.interval == pytest.approx([3 * end for end in spread.deviation.interval])
 
 
 def test_larger_spread_is_recognized_and_an_outlier_alone_is_not() -> None:
@@ -166,15 +153,7 @@ def test_spread_is_deterministic_and_paired_by_seed() -> None:
     a, b = by_seed(generator.normal(size=20)), by_seed(generator.normal(size=20))
     shuffled = dict(sorted(a.items(), key=lambda item: item[1]))
     assert spread_ratio(a, b) == spread_ratio(shuffled, b | {7: 1000.0})
-    same = spread_ratio(a, a)
-    assert same.variance.interval == (1.0, 1.0) and same.outcome == "undecided"
-
-
-def test_wider_level_gives_a_wider_interval() -> None:
-    generator = np.random.default_rng(4)
-    a, b = by_seed(generator.normal(size=30)), by_seed(generator.normal(size=30))
-    narrow, wide = spread_ratio(a, b).variance.interval, spread_ratio(a, b, level=0.999).variance.interval
-    assert wide.low < narrow.low < narrow.high < wide.high
+    assert spread_ratio(a, a).variance.interval == (1.0, 1.0)
 
 
 def test_spread_of_few_or_equal_scores_is_an_error() -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from benchmarks.timing import Percentiles, flatten_row, measure_time
 
-from benchmarks import convolutions, eager, layers, speed, startup, step
-from benchmarks import runs as whole_runs
-from contnorm.bench.data.registry import load_source
+from benchmarks import convolutions, layers, speed, step
 from contnorm.kernels.convolution import ConvolutionTable, Direction, Geometry, Tiles
-from tests.datasets import small_cifar100
 
 pytestmark = pytest.mark.slow  # it measures
 
@@ -77,54 +72,6 @@ def _narrow(settings):  # type: ignore[no-untyped-def]
     return changed
 
 
-def test_noise_has_the_format_of_the_data_set(tmp_path: Path) -> None:
-    root = whole_runs.write_noise("cifar10", tmp_path)
-    source = load_source("cifar10", root)
-    assert source.train_images.shape == (50_000, 3, 32, 32) and source.test_labels.max() == 9
-    assert 100 < source.train_images[:100].mean() < 155
-
-
-def test_only_selects_whole_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[list[str]] = []
-
-    def recorded(command: list[str]) -> float:
-        ran.append(command)
-        return 1.0
-
-    monkeypatch.setattr(whole_runs, "_timed", recorded)
-    monkeypatch.setattr(whole_runs, "write_noise", lambda *_: tmp_path)
-    list(whole_runs.measure_runs("cpu", tmp_path, only=["er", "cn"]))
-    assert len(ran) == 2 and all(" --strategy er --norm cn " in " ".join(command) for command in ran)
-
-
-def test_recipe_is_timed_once_after_its_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of the benchmark are executed, restricted to one norm and few steps, on images of noise."""
-    ran: list[str] = []
-    timed = whole_runs._timed
-
-    def short(command: list[str]) -> float:
-        ran.append(" ".join(command))
-        few = ["--only", "norm=cn", "--only", "strategy=er", "--seeds", "1", "--max-steps", "1"]
-        return timed([*command, *few])
-
-    monkeypatch.setattr(whole_runs, "_timed", short)
-    (row,) = whole_runs.measure_runs("cpu", tmp_path, only=["table2"])
-    assert row.kernels == "cached" and row.seconds > 0.1
-    compiling, measured = ran
-    assert "--max-steps" in compiling and "--max-steps" not in measured
-    assert " paper table2 --only stream=split-cifar100 --lr one --seeds 5 " in measured
-
-
-def test_steps_of_large_images_have_three_passes(
-    learned_sizes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step, "BLOCKS", {"cpu": (1, 1)})
-    monkeypatch.setattr(step, "FIRST_TASK", {"cpu": 1})
-    (row,) = step.measure_steps(CPU, [step.StepCase("cn", "plain", "fp32", 1, strategy="derpp", size=64)])
-    assert learned_sizes[0] == (32, 0, 0) and learned_sizes[-1] == (32, 32, 32)
-    assert flatten_row(row)["size"] == 64 and row.seconds.p50 > 0
-
-
 def test_shape_determines_the_measured_convolutions() -> None:
     plain = convolutions.geometries(convolutions.NetworkShape("plain", 32, 64))
     assert plain[0] == Geometry(32, 3, 64, 64, 64, 3, 1, 1)
@@ -147,38 +94,6 @@ def test_candidates_of_every_convolution_can_be_launched(direction: Direction, d
             assert 1 <= tiles.splits <= convolutions._steps(direction, geometry, tiles)
             assert tiles.rounded == (dtype == torch.float32)
             assert not tiles.prepared or geometry.stride == 1 or direction != "input"
-
-
-def test_startup_times_commands_and_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "COMMANDS", ("show",))
-    monkeypatch.setattr(startup, "SEEDS", 1)
-    monkeypatch.setattr(startup, "write_noise", lambda _, root: small_cifar100(root))
-    command, run = startup.measure_startup("cpu", tmp_path, repeats=1, runs=1)
-    assert (command.command, command.until, run.until) == ("contnorm show", "end", "first step")
-    assert 0 < command.least <= command.seconds < run.seconds
-
-
-def test_host_and_eager_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "REPEATS", {"cpu": 2})
-    monkeypatch.setattr(eager, "BATCHES", {"cpu": (2,)})
-    monkeypatch.setattr(eager, "LAYERS", 2)
-    host = [flatten_row(row) for row in eager.measure_host(CPU)]
-    assert [(row["layer"], row["path"], row["direction"]) for row in host] == [
-        (layer, path, direction)
-        for layer, path in (("bn", "torch"), ("cn", "python"))
-        for direction in ("forward", "backward")
-    ]
-    steps = [flatten_row(row) for row in eager.measure_eager_steps(CPU)]
-    assert [(row["layer"], row["path"], row["batch"]) for row in steps] == [("bn", "torch", 2), ("cn", "python", 2)]
-    assert all(row["p50_us"] > 0 for row in host + steps)
-
-
-def test_rows_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = step.StepRow(step.StepCase("cn", "pool", "tf32", 8), Percentiles(1e-3, 2e-3, 3e-3))
-    monkeypatch.setattr(speed, "measure_steps", lambda device: iter([row, row]))
-    speed.measure(speed.parse(["step", "--out", str(tmp_path)]))
-    written = list(csv.DictReader((tmp_path / "step.csv").read_text().splitlines()))
-    assert len(written) == 2 and written[0]["p50_us"] == "2000.0" and written[0]["torch"] == torch.__version__
 
 
 def test_measured_convolutions_extend_the_tables_in_use() -> None:

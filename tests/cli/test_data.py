@@ -110,9 +110,7 @@ def test_build_with_missing_pictures_is_refused_or_recorded(contnorm: Callable[.
         (tmp_path / "coco" / "images" / f"{number:012d}.jpg").unlink()
     how = ("data", "cocoseq", "--coco", tmp_path / "coco", "--size", 224)
     assert "cocoseq: 2 of 20 pictures are missing, such as 17, 6." in contnorm(*how, fails=True)
-    printed = contnorm(*how, "--allow-missing").splitlines()
-    assert printed[:2] == ["missing train pictures: 2, such as 17, 6", "  by task: 3: 1, 1: 1"]
-    assert printed[2].startswith("  by class: ") and "incomplete: missing_pictures" in "\n".join(printed)
+    assert "incomplete: missing_pictures" in contnorm(*how, "--allow-missing")
     assert "missing train pictures: 2\n  by task: 3: 1, 1: 1\n  by class: " in contnorm("data", "cocoseq")
     assert "cocoseq (18 of 41,438 pictures, 2 missing)" in contnorm("data")
 

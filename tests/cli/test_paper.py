@@ -432,7 +432,6 @@ def test_narrow_terminal_truncates_no_number(tmp_path: Path, width: int) -> None
         (["--until-decided", "--margin", "0"], "margin=0.0: use a number of points above 0"),
         (["--until-decided", "--max-seeds", "4"], "max_seeds=4: use 16 or more"),
         (["--until-decided", "--seeds", "3"], "--seeds 3 and --until-decided contradict each other"),
-        (["--max-seeds", "16"], "--max-seeds 16: is the limit of --until-decided"),
     ],
 )
 def test_bad_options_of_stages(

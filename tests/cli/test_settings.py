@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from contnorm import bench
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.config.sources import MAX_SEED, MAX_SEEDS, with_setting
 from contnorm.cli import run as run_command
 from contnorm.cli.main import app
-from contnorm.cli.options import Request
 from contnorm.errors import UserError
 
 
@@ -21,15 +22,16 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Function that calls `contnorm run` with arguments and returns the settings that it would run."""
     seen: list[dict[str, Any]] = []
 
-    def run(stream: dict[str, Any], arguments: dict[str, Any], _: object) -> int:
+    def run(stream: dict[str, Any], settings: dict[str, Any], **_: object) -> Any:
         values: dict[str, Any] = {"stream": stream}
-        for key, value in arguments["settings"].items():
+        for key, value in settings.items():
             values = with_setting(values, key, value)
         seen.append(values)
-        return 0
+        return SimpleNamespace(records=[], diverged={})
 
-    monkeypatch.setattr(Request, "load_stream", lambda self, settings: settings)
-    monkeypatch.setattr(run_command, "_run", run)
+    monkeypatch.setattr(bench, "load_stream", lambda root, allow_missing, **settings: settings)
+    monkeypatch.setattr(bench, "run", run)
+    monkeypatch.setattr(run_command, "show_scores", lambda *_: None)
 
     def merge(*arguments: str) -> Any:
         app(["run", *arguments], standalone_mode=False)

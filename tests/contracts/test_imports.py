@@ -29,13 +29,14 @@ CONTRACTS = PROJECT["tool"]["importlinter"]["contracts"]
 WITHOUT_TORCH = [
     *next(contract["source_modules"] for contract in CONTRACTS if contract.get("forbidden_modules") == ["torch"]),
     "contnorm",
+    "contnorm.bench.models",
     "contnorm.bench.plan",
     "contnorm.bench.streams.tasks",
     "contnorm.bench.data.registry",
+    "contnorm.bench.data.multilabel",
     "contnorm.diagnosis.result",
     "contnorm.cli.main",
     "contnorm.cli.data",
-    "contnorm.cli.ls",
 ]
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm.kernels.cpp.library import unavailable_reason
+from contnorm.kernels.cpp import unavailable_reason
 from contnorm.registry import NORMS, NormInfo
 from contnorm.testing import NORM_CHECKS, NormCheck, check_norm
-from contnorm.testing.subject import CHANNELS, NormSubject
+from contnorm.testing.conformance import CHANNELS, NormSubject
 from tests.contracts.formulas import reference, setting
 from tests.float64_norms import FLOAT64_NORMS
 
@@ -51,7 +51,7 @@ def test_conforms(check: NormCheck, name: str, device: torch.device, monkeypatch
     if name == "cn-cpp":
         if (reason := unavailable_reason()) is not None:
             pytest.skip(reason)
-        monkeypatch.setattr("contnorm.kernels.cpp.continual.SMALLEST", 1)
+        monkeypatch.setattr("contnorm.kernels.cpp.SMALLEST", 1)
     spec = NORMS[name.partition("-")[0]]
     check_norm(spec, checks=[check.name], options=OPTIONS[name], reference=reference(spec), strict=True, device=device)
 

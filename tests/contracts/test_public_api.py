@@ -54,7 +54,7 @@ def test_public_names_exist_and_have_docs(package: str) -> None:
 def test_command_help_in_list_equals_docstring(name: str) -> None:
     command = load_command(name)
     assert command.name == name and command.callback is not None
-    assert inspect.getdoc(command.callback) == COMMANDS[name]
+    assert str(inspect.getdoc(command.callback)).splitlines()[0] == COMMANDS[name]
     assert all(getattr(parameter, "help", None) for parameter in command.params if parameter.name != "help")
 
 

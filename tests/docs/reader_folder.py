@@ -42,7 +42,7 @@ _DATA: dict[str, Callable[[Path], object]] = {
     "my-images": lambda home: _image_folder(home / "my-images", classes=10),
     "pictures/flowers": lambda home: _image_folder(home / "pictures" / "flowers", classes=10),
 }
-_CSV_PAGE = ROOT / "docs" / "howto" / "build-cocoseq.md"
+_CSV_PAGE = ROOT / "docs" / "howto" / "long-tail.md"
 _READER_CODE = ROOT / "tests" / "docs" / "mine.py"
 
 

@@ -22,7 +22,7 @@ def test_quickstart_table_is_the_printed_one(capsys: pytest.CaptureFixture[str])
 
 def test_csv_example_builds(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-    page = (ROOT / "docs" / "howto" / "build-cocoseq.md").read_text()
+    page = (ROOT / "docs" / "howto" / "long-tail.md").read_text()
     shown = re.search(r"^```text\n(image,split.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert shown
     (tmp_path / "labels.csv").write_text(shown[1])

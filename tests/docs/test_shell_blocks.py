@@ -38,9 +38,7 @@ def test_markers_are_known_and_needed(page: Path) -> None:
 
 SLOW = {
     "docs/features.md",
-    "docs/howto/add-a-table.md",
     "docs/howto/bring-your-own-data.md",
-    "docs/howto/build-cocoseq.md",
     "docs/howto/diagnose-a-model.md",
     "docs/howto/long-tail.md",
     "docs/howto/plugins.md",

@@ -31,8 +31,7 @@ from contnorm.kernels.convolution import (
     using_table,
     weight_gradient,
 )
-from contnorm.kernels.triton.availability import can_launch
-from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
+from contnorm.kernels.triton.launcher import can_compile_ahead, can_launch, compiling_ahead
 
 SMALL = Tiles(16, 16, 16, 1, 4, 2)
 VARIANTS = {

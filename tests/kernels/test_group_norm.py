@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.kernels.triton import continual as fused
 from contnorm.kernels.triton import group_norm as group_step
-from contnorm.kernels.triton.continual.plan import Sizes
+from contnorm.kernels.triton import launcher
 from contnorm.kernels.triton.group_norm import choose_tile
+from contnorm.kernels.triton.plan import Sizes
 from contnorm.norms import group
 from tests.kernels.exactness import last, same_under_vmaps
 
@@ -53,7 +53,7 @@ both_layouts = pytest.mark.parametrize("is_last", [False, True], ids=["nchw", "n
 
 @pytest.fixture(autouse=True)
 def _can_run(device: torch.device) -> None:
-    if device.type == "cpu" and not fused.INTERPRETED:
+    if device.type == "cpu" and not launcher.INTERPRETED:
         pytest.skip("Triton's interpreter is for machines without a GPU; here, use --device cuda")
 
 

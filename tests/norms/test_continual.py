@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import contnorm as cn
-from contnorm.kernels.cpp.library import unavailable_reason
+from contnorm.kernels.cpp import unavailable_reason
 
 
 def test_is_group_norm_then_batch_norm() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from contnorm import functional as F
-from contnorm.kernels.triton import availability
+from contnorm.kernels.triton import launcher
 
 MOMENT_FORMS: dict[str, Callable[..., torch.Tensor]] = {
     "batch_norm": F.batch_norm,
@@ -23,7 +23,7 @@ every_form = pytest.mark.parametrize("name", MOMENT_FORMS)
 @pytest.fixture(params=["auto", "triton"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Torch operators, and our kernels if Triton's interpreter is available."""
-    if request.param == "triton" and not (availability.INTERPRETED and availability.INSTALLED):
+    if request.param == "triton" and not (launcher.INTERPRETED and launcher.INSTALLED):
         pytest.skip("Triton's interpreter is for machines without a GPU")
     monkeypatch.setenv("CONTNORM_KERNEL", request.param)
     return str(request.param)

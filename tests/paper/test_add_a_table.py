@@ -1,4 +1,4 @@
-"""The example of docs/howto/add-a-table.md, run as the page says."""
+"""The example of docs/howto/run-the-paper.md, run as the page says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe import find_recipe, parse_recipe
 from contnorm.paper.run import TableOptions
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "add-a-table.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "run-the-paper.md").read_text()
+PAGE = PAGE.split("## Add a table")[1]
 (RECIPE,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^contnorm (.*)$", PAGE, re.MULTILINE)
 

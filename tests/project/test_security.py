@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "contnorm"
 
 # Modules that exchange pickles with processes that this process has started, or that started it.
-OWN_PROCESSES = {"bench/engine/launch.py", "bench/engine/ray.py", "bench/engine/worker.py"}
+OWN_PROCESSES = {"bench/engine/launch.py", "bench/engine/ray.py"}
 # A conformance check of a norm of the user, which loads what it has just saved.
 OWN_FILES = {"testing/module_checks.py"}
 
@@ -68,11 +68,11 @@ def test_package_executes_nothing_that_a_file_contains() -> None:
     assert found.pop("bench/components.py", ["exec"]) == ["exec"]
     # Archives with known checksums, with the data filter of tarfile.
     assert found.pop("bench/data/registry.py", ["shutil.unpack_archive"]) == ["shutil.unpack_archive"]
-    # A library that this package has compiled; tests/kernels/cpp/test_build.py tests who could have replaced it.
-    assert found.pop("kernels/cpp/library.py", ["ctypes.CDLL"]) == ["ctypes.CDLL"]
-    assert found.pop("kernels/cpp/extension.py", ["ExtensionFileLoader"]) == ["ExtensionFileLoader"]
+    # A library that this package has compiled; see kernels/build.py.
+    assert found.pop("kernels/cpp.py", ["ctypes.CDLL"]) == ["ctypes.CDLL"]
+    assert found.pop("kernels/build.py", ["ExtensionFileLoader"]) == ["ExtensionFileLoader"]
     # The driver of the GPU by its name, and torch's own library beside torch.
-    assert found.pop("kernels/triton/continual/replay.py", ["ctypes.CDLL"]) == ["ctypes.CDLL"]
+    assert found.pop("kernels/triton/eager.py", ["ctypes.CDLL"]) == ["ctypes.CDLL"]
     assert found.pop("cli/common.py", ["ctypes.CDLL"]) == ["ctypes.CDLL"]
     assert found == {}
     assert all(calls == ["cloudpickle.loads"] for name, calls in own.items() if name in OWN_PROCESSES)

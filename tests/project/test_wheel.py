@@ -199,7 +199,7 @@ def test_environment_has_torch_alone(torch_only: Environment) -> None:
 
 
 def test_source_of_the_compiled_kernel_is_installed(torch_only: Environment) -> None:
-    code = "from contnorm.kernels.cpp.library import SOURCE; print('contnorm_cn_train' in SOURCE.read_text())"
+    code = "from contnorm.kernels.cpp import SOURCE; print('contnorm_cn_train' in SOURCE.read_text())"
     assert torch_only.python(code) == "True"
 
 

@@ -9,8 +9,7 @@ from tools.reference.__main__ import FOLDER, PAGES
 from tools.reference.errors import ADVICE, INTERNAL, exceptions
 
 from contnorm.bench.config.schema import RunConfig, flatten_settings
-from contnorm.cli.examples import examples_of
-from contnorm.cli.main import COMMANDS, load_command
+from contnorm.cli.main import COMMANDS, examples_of, load_command
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -40,7 +39,7 @@ def test_page_of_commands_has_every_option_and_example() -> None:
         for parameter in load_command(name).params:
             if parameter.name != "help" and parameter.param_type_name == "option":
                 assert all(f"`{option}`" in section for option in parameter.opts), (name, parameter.name)
-        assert all(item.command in section.splitlines() for item in examples_of(name))
+        assert all(line in section.splitlines() for line in examples_of(load_command(name)))
 
 
 def test_page_of_settings_has_every_setting() -> None:

@@ -104,17 +104,6 @@ def test_notebook_becomes_a_page_with_outputs(pages: ModuleType, tmp_path: Path)
     assert sorted(figures) == ["first-steps-2_0.png", "first-steps-3_0.png"]
 
 
-def test_source_page_with_fences(pages: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text("x = '''\n```\n'''\n")
-    assert pages.source_page(tmp_path / "a.toml", "a.toml") == "# a.toml\n\n````toml\nx = '''\n```\n'''\n````\n"
-
-
-def test_search_excludes_sources_and_ranks_answers_first(pages: ModuleType) -> None:
-    assert pages.search_rank("project/examples/first_table.py.md") == {"exclude": True}
-    assert pages.search_rank("faq.md")["boost"] > 1 > pages.search_rank("results/table2.md")["boost"]
-    assert pages.search_rank("howto/sweeps.md") is None
-
-
 @pytest.mark.parametrize(
     ("tex", "body"),
     [
@@ -136,24 +125,11 @@ def test_formula(formulas: ModuleType, tex: str, body: str) -> None:
     assert formulas.to_mathml(tex) == f"<math>{body}</math>"
 
 
-@pytest.mark.parametrize(
-    ("tex", "words"), [(r"\unknown x", "unknown"), ("{x", "}"), (r"\frac{1}", "argument"), (r"\text x", "braces")]
-)
-def test_formula_that_cannot_be_shown(formulas: ModuleType, tex: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        formulas.to_mathml(tex)
-
-
 def test_docstring_examples_math_and_literal_blocks(docstrings: ModuleType) -> None:
     text = "Sum.\n\n.. math::\n    y =\n    x\n\nA dict::\n\n    {}\n\n>>> 1 + 1\n2\n\nExample:\n    >>> 1\n"
     assert docstrings.to_markdown(text) == (
         "Sum.\n\n$$\ny =\nx\n$$\n\nA dict:\n\n    {}\n\n```pycon\n>>> 1 + 1\n2\n```\n\nExamples:\n    >>> 1\n"
     )
-
-
-def test_docstring_arguments_with_one_description(docstrings: ModuleType) -> None:
-    text = docstrings.to_markdown("Args:\n    a, **b: Two\n        lines.\n    c: One.")
-    assert text == "Args:\n    a: Two\n        lines.\n    **b: Two\n        lines.\n    c: One."
 
 
 def test_docstring_with_arguments_of_base_class(docstrings: ModuleType) -> None:

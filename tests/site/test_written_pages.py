@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_cite_page_has_the_data_of_the_citation_file() -> None:
-    page, citation = (ROOT / "docs" / "cite.md").read_text(), (ROOT / "CITATION.cff").read_text()
+    page, citation = (ROOT / "docs" / "index.md").read_text(), (ROOT / "CITATION.cff").read_text()
     for key in ("version", "license", "title"):
         value = re.search(rf"^{key}: \"?(.*?)\"?$", citation, re.MULTILINE)
         assert value and f"{{{value[1]}}}" in page, key

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +75,6 @@ def differences(stored: str, new: str, trained: bool) -> list[tuple[str, str]]:
     return [pair for pair in pairs if not close(*pair)]
 
 
-def test_there_are_tutorials() -> None:
-    assert TUTORIALS
-
-
 @tutorial
 def test_notebook_is_valid_and_normalized(path: Path) -> None:
     notebook = notebooks.read(path)
@@ -107,21 +102,6 @@ def test_outputs_name_nothing_of_the_machine(path: Path) -> None:
     for cell in code_cells(notebooks.read(path)):
         text = output_text(cell) + "".join(str(output) for output in cell.outputs if output.output_type == "stream")
         assert not re.search(r"/(home|tmp|work|root|Users|usr)/|site-packages|0x[0-9a-f]{6}", text), text
-
-
-@tutorial
-def test_first_cell_has_title_contents_and_time(path: Path) -> None:
-    first = notebooks.read(path).cells[0]
-    assert first.cell_type == "markdown"
-    assert first.source.startswith("# ")
-    assert "**You will learn**" in first.source
-    assert re.search(r"\*\*Time:\*\* .*\d+ (second|minute)", first.source)
-
-
-@tutorial
-def test_last_cell_concludes(path: Path) -> None:
-    texts = [cell.source for cell in notebooks.read(path).cells if cell.cell_type == "markdown"]
-    assert "## Conclusion" in texts[-1]
 
 
 @tutorial
@@ -173,100 +153,6 @@ def write_notebook(path: Path, *sources: str) -> None:
 
 
 @pytest.mark.slow
-def test_execute_is_repeatable_and_removes_folder_and_addresses(tmp_path: Path) -> None:
-    path = tmp_path / "sample.ipynb"
-    write_notebook(
-        path,
-        "from pathlib import Path\nprint(Path('sample.txt').resolve(), Path('sample.txt').read_text())",
-        "print(object())",
-    )
-    (tmp_path / "sample.txt").write_text("beside")
-    written = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        written.append(nbformat.writes(notebooks.execute(path, tmp_path / name)))
-    assert written[0] == written[1]
-    first, second = code_cells(nbformat.reads(written[0], as_version=4))
-    assert output_text(first) == "sample.txt beside\n"
-    assert output_text(second) == "<object object at 0x...>\n"
-
-
-def test_missing_modules_are_those_that_are_not_installed(tmp_path: Path) -> None:
-    path = tmp_path / "sample.ipynb"
-    write_notebook(path, "import ast, no_such_a.part\nfrom no_such_b.part import name", "if True:\n    import torch")
-    assert notebooks.missing_modules(notebooks.read(path)) == ["no_such_a", "no_such_b"]
-
-
-@pytest.mark.slow
-def test_kernel_has_no_names_before_the_first_cell(tmp_path: Path) -> None:
-    path = tmp_path / "sample.ipynb"
-    write_notebook(path, "print([name for name in ('sys', 'torch', 'torchvision_operators') if name in globals()])")
-    (tmp_path / "empty").mkdir()
-    (cell,) = code_cells(notebooks.execute(path, tmp_path / "empty"))
-    assert output_text(cell) == "[]\n"
-
-
-def test_shrunken_figure_is_smaller_and_looks_the_same() -> None:
-    image = Image.linear_gradient("L").convert("RGB").resize((1600, 300))
-    png = io.BytesIO()
-    image.save(png, format="PNG", compress_level=0)
-    small = notebooks.shrink(base64.b64encode(png.getvalue()).decode())
-    assert len(small) < len(png.getvalue()) / 4
-    shown = Image.open(io.BytesIO(base64.b64decode(small))).convert("RGB")
-    assert shown.size == (1000, 188)
-    for at in ((0, 0), (500, 94), (999, 187)):
-        expected = image.resize(shown.size).getpixel(at)
-        assert max(abs(a - b) for a, b in zip(shown.getpixel(at), expected, strict=True)) <= 6
-    assert notebooks.shrink(small) == small
-
-
-@pytest.mark.parametrize(
-    ("stored", "new", "trained", "agree"),
-    [
-        ("accuracy 90.1 %", "accuracy 90.1 %", False, True),
-        ("accuracy 90.1 %", "accuracy 90.2 %", False, False),
-        ("accuracy 90.1 %", "accuracy  87.0 %", True, True),
-        ("accuracy 90.1 %", "accuracy 80.0 %", True, False),
-        ("about 1,000 seeds", "about 1200 seeds", True, True),
-        ("cn is higher by 3.0", "cn is lower by 3.0", True, False),
-    ],
-)
-def test_numbers_of_trained_cells_have_a_tolerance(stored: str, new: str, trained: bool, agree: bool) -> None:
-    assert (not differences(stored, new, trained)) == agree
-
-
-@pytest.mark.parametrize("slugs", [["no-such-tutorial"]])
-def test_unknown_tutorial_is_refused(
-    slugs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["notebooks", *slugs])
-    with pytest.raises(SystemExit):
-        notebooks.main()
-    assert "there is no tutorial 'no-such-tutorial'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_check_writes_nothing_and_fails_on_a_stale_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "sample.ipynb"
-    write_notebook(path, "print(1)")
-    unexecuted = path.read_text()
-    monkeypatch.setattr(notebooks, "FOLDER", tmp_path)
-    monkeypatch.setattr("sys.argv", ["notebooks", "--check"])
-    assert notebooks.main() == 1 and path.read_text() == unexecuted
-    monkeypatch.setattr("sys.argv", ["notebooks"])
-    assert notebooks.main() == 0 and path.read_text() != unexecuted
-    monkeypatch.setattr("sys.argv", ["notebooks", "--check", "sample"])
-    assert notebooks.main() == 0
-    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == [
-        "sample: differs",
-        "sample: written",
-        "sample: unchanged",
-    ]
-
-
-@pytest.mark.slow
 def test_runs_of_a_notebook_use_worker_processes(tmp_path: Path) -> None:
     """A network that is defined in a notebook is sent to the processes of `lanes=2`."""
     pytest.importorskip("mlxtend", reason="mlxtend is not installed")
@@ -307,12 +193,3 @@ def test_overview_lists_all_tutorials() -> None:
     listed = {slug: title for title, slug in re.findall(r"^\| \[(.+?)\]\((.+?)\.ipynb\)", page, re.MULTILINE)}
     titles = {path.stem: notebooks.read(path).cells[0].source.splitlines()[0] for path in TUTORIALS}
     assert {slug: f"# {title}" for slug, title in listed.items()} == titles
-
-
-def test_tables_of_pandas_get_the_style_of_the_site() -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
-    pytest.importorskip("nbconvert", reason="nbconvert is not installed")
-    path = notebooks.FOLDER / "first-experiment.ipynb"
-    assert 'class=\\"dataframe\\"' in path.read_text()
-    page, _ = runpy.run_path(str(notebooks.ROOT / "docs" / "site" / "pages.py"))["notebook_page"](path)
-    assert "<th>model.name</th>" in page and "dataframe" not in page and "<style" not in page

@@ -9,8 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from contnorm.cli.examples import example_lines, examples_of
-from contnorm.cli.main import COMMANDS, load_command
+from contnorm.cli.main import COMMANDS, examples_of, load_command
 from tools.reference.markdown import code, notice, table
 
 __all__ = ["page"]
@@ -43,7 +42,7 @@ def _command(name: str) -> list[str]:
     for kind, found in rows.items():
         if found:
             lines += ["", *table((kind, "type", "default", "meaning"), found)]
-    return [*lines, "", "```text", *example_lines(examples_of(name)), "```"]
+    return [*lines, "", "```text", *examples_of(command), "```"]
 
 
 def _row(parameter: Any, hint: Any) -> tuple[str, ...]:

@@ -100,10 +100,10 @@ _NOTES = {
         "Pictures of ImageNet: its terms allow non-commercial research and education.",
     ),
     "cocoseq": ("Download MS-COCO (images of train and val, and their annotations), then build the stream once: "
-                "`contnorm data cocoseq --coco DIR`; see [build COCOseq](../howto/build-cocoseq.md).",
+                "`contnorm data cocoseq --coco DIR`; see [build COCOseq](../howto/long-tail.md#build-the-data-sets).",
                 "Annotations: CC BY 4.0. Images: terms of Flickr."),
     "nus-wideseq": ("Get NUS-WIDE with its images from its authors, then build the stream once: `contnorm data "
-                    "nus-wideseq --nus DIR`; see [build COCOseq](../howto/build-cocoseq.md).",
+                    "nus-wideseq --nus DIR`; see [build COCOseq](../howto/long-tail.md#build-the-data-sets).",
                     "Images: terms of Flickr; many are no longer there, and `--allow-missing` builds without them."),
 }  # fmt: skip
 
@@ -233,7 +233,7 @@ _OWN = """\
 ### Several labels per image
 
 `contnorm data NAME --images DIR` builds a data set, whose name is then that of a stream; the columns of the table are
-described in [build COCOseq](../howto/build-cocoseq.md#your-own-data-set).
+described in [build COCOseq](../howto/long-tail.md#your-own-data-set).
 
 {csv}
 """

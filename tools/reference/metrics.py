@@ -167,8 +167,9 @@ the numbers of images for which it is predicted and that have it. A class is pre
 that no test image has are left out, and a class that is never predicted has precision 0. Scores are measured on the
 test images of all tasks so far; forgetting, on those of each task, relative to its best score before the last task (if
 the best is 0: 100 if the final score is 0 too, otherwise minus the final score). See
-[multi-label scores](../concepts/multi-label-scores.md) for an example by hand and for groups of classes. mammoth and
-Avalanche have no multi-label scores; `c_f1`, `o_f1` and `map` are the CF1, OF1 and mAP of the literature."""
+[multi-label scores](../howto/long-tail.md#how-the-scores-are-computed) for an example by hand and for groups of
+classes. mammoth and Avalanche have no multi-label scores; `c_f1`, `o_f1` and `map` are the CF1, OF1 and mAP of the
+literature."""
 
 _LABEL_EXAMPLE = """\
 ```python

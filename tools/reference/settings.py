@@ -10,7 +10,7 @@ from typing import Any
 
 from contnorm.bench.config.schema import json_schema
 from contnorm.bench.models.user_norms import own_norm_settings
-from contnorm.bench.strategies.registry import STRATEGIES, settings_owner
+from contnorm.bench.strategies import STRATEGIES, settings_owner
 from contnorm.registry import NORMS
 from tools.reference.markdown import code, notice, table
 

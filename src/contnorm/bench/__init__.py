@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from contnorm.bench.api.result import Result
     from contnorm.bench.api.run import DivergedError, run, run_all
     from contnorm.bench.api.stream import Stream, load_stream
-    from contnorm.bench.api.sweep import sweep
-    from contnorm.bench.api.sweep_result import SweepResult
-    from contnorm.bench.api.tune import tune
+    from contnorm.bench.api.sweep import SweepResult, sweep, tune
     from contnorm.bench.comparison import compare
     from contnorm.bench.engine.launch import Launcher
     from contnorm.bench.engine.ray import RayLauncher
@@ -101,9 +99,7 @@ _MODULES = {  # below `contnorm.bench`, with their public names
     "api.result": "Result",
     "api.run": "DivergedError run run_all",
     "api.stream": "Stream load_stream",
-    "api.sweep": "sweep",
-    "api.sweep_result": "SweepResult",
-    "api.tune": "tune",
+    "api.sweep": "SweepResult sweep tune",
     "comparison": "compare",
     "engine.launch": "Launcher",
     "engine.ray": "RayLauncher",

@@ -30,22 +30,7 @@ from contnorm.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "HasRecords",
-    "Numbers",
-    "chance_level",
-    "check_experiments",
-    "compare",
-    "compare_scores",
-    "data_difference",
-    "differing_keys",
-    "diverged_seeds",
-    "experiment_names",
-    "list_variations",
-    "scores_of",
-    "short_key",
-]
-
+NOT_SAME_DATA = "a and b did not use the same data: {}. Compare experiments of the same stream."
 SHOWN = 4  # settings, and values of a setting, that a message names
 # Settings that determine which samples are trained and tested on, and how predictions are counted.
 DATA_KEYS = {
@@ -73,6 +58,7 @@ class HasRecords(Protocol):
 
 
 Numbers: TypeAlias = "Sequence[float] | Mapping[int, float] | pd.Series[Any]"
+Scores = dict[int, float]  # by seed
 Experiment: TypeAlias = "HasRecords | Iterable[Record] | Numbers"
 
 
@@ -127,17 +113,15 @@ def compare(
         'cn is higher than bn in ACC by 1.07 points (interval +0.75 to +1.40, 16 seeds).'
     """
     rule: dict[str, Any] = {"margin": margin, "cases": cases, "alpha": alpha, "max_seeds": max_seeds}
-    numbers: tuple[dict[int, float] | None, dict[int, float] | None] = _numbers(a), _numbers(b)
-    names = ("a", "b")
     if hasattr(a, "columns"):
-        *numbers, names = _from_frame(a, by, seed, score)  # type: ignore[assignment]
+        first, second, names = _from_frame(a, by, seed, score)
     elif b is None:
         raise UserError("b=None: pass two experiments, or a DataFrame with by=.")
-    first, second = numbers
+    else:
+        first, second, names = _numbers(a), _numbers(b), ("a", "b")
     if first is None or second is None:
-        return _compare_records(
-            a, b, score, moments, {**rule, "first_seed": FIRST_SEED if first_seed is None else first_seed}
-        )
+        rule["first_seed"] = FIRST_SEED if first_seed is None else first_seed
+        return _compare_records(a, b, score, moments, rule)
     if first_seed is None:  # all seeds count, in order
         seeds = sorted(first.keys() & second.keys())
         first, second = ({place: scores[s] for place, s in enumerate(seeds)} for scores in (first, second))
@@ -184,7 +168,7 @@ def compare_scores(
 
 def _from_frame(
     frame: Any, by: str | None, seed: str, score: str | None
-) -> tuple[dict[int, float], dict[int, float], tuple[str, str]]:
+) -> tuple[Scores | None, Scores | None, tuple[str, str]]:
     if by is None or score is None:
         raise UserError(
             "a DataFrame needs by= and score=: the columns of the two names to compare and of their scores."
@@ -198,7 +182,7 @@ def _from_frame(
     return dict(sides[0]), dict(sides[1]), (str(names[0]), str(names[1]))
 
 
-def _numbers(side: Any) -> dict[int, float] | None:
+def _numbers(side: Any) -> Scores | None:
     """Scores by seed if they are plain numbers; a Series has its seeds as index."""
     if hasattr(side, "to_dict") and not hasattr(side, "records"):
         side = side.to_dict()
@@ -212,28 +196,30 @@ def _numbers(side: Any) -> dict[int, float] | None:
 
 def _compare_records(a: Any, b: Any, score: str | None, moments: Moments | None, rule: Mapping[str, Any]) -> Verdict:
     first, second = _by_seed(a, "a"), _by_seed(b, "b")
-    configs = next(iter(first.values())).config, next(iter(second.values())).config
+    one, other = next(iter(first.values())), next(iter(second.values()))
     evaluations = moments if isinstance(moments, tuple) else (moments, moments)
-    check_experiments(*configs, *(getattr(side, "objects", ()) for side in (a, b)), evaluations=evaluations)
+    check_experiments(
+        one.config, other.config, *(getattr(side, "objects", ()) for side in (a, b)), evaluations=evaluations
+    )
     if different := data_difference(list(first.values()), list(second.values())):
-        raise UserError(f"a and b did not use the same data: {different}. Compare experiments of the same stream.")
-    scores = [
+        raise UserError(NOT_SAME_DATA.format(different))
+    scores, others = (
         {seed: scores_of(record, kind) for seed, record in side.items()}
         for side, kind in zip((first, second), evaluations, strict=True)
-    ]
-    known = [name for name in next(iter(scores[0].values())) if all(name in one for one in scores[1].values())]
+    )
+    known = [name for name in next(iter(scores.values())) if all(name in some for some in others.values())]
     name = score or (known[0] if known else "acc")
     if name not in known:
         raise UserError(f"score {name!r}: use one that both experiments have: {', '.join(known)}.")
-    values = [{seed: one[name] for seed, one in side.items()} for side in scores]
-    shared = first.keys() & second.keys()
-    if shared and all(math.isnan(values[0][seed] - values[1][seed]) for seed in shared):
+    ours, theirs = ({seed: some[name] for seed, some in side.items()} for side in (scores, others))
+    shared = ours.keys() & theirs.keys()
+    if shared and all(math.isnan(ours[seed] - theirs[seed]) for seed in shared):
         raise UserError(f"score {name!r} has no value in these runs, such as the forgetting of a single task.")
-    lost = diverged_seeds(a, configs[0].hash) | diverged_seeds(b, configs[1].hash)
-    chance = chance_level(next(iter(first.values())), name) if lost else None
-    same_runs = configs[0].hash == configs[1].hash and evaluations[0] != evaluations[1]
-    names = (f"{evaluations[0]} moments", f"{evaluations[1]} moments") if same_runs else experiment_names(*configs)
-    verdict = compare_scores(values[0], values[1], name, names, diverged=lost, chance=chance, **rule)
+    lost = diverged_seeds(a, one.hash) | diverged_seeds(b, other.hash)
+    names = experiment_names(one.config, other.config)
+    if one.hash == other.hash and evaluations[0] != evaluations[1]:  # two evaluations of the same runs
+        names = f"{evaluations[0]} moments", f"{evaluations[1]} moments"
+    verdict = compare_scores(ours, theirs, name, names, diverged=lost, chance=chance_level(one, name), **rule)
     return replace(verdict, a=tuple(first.values()), b=tuple(second.values()))
 
 
@@ -251,7 +237,7 @@ def check_experiments(
         UserError: If they are of different data, or the same experiment.
     """
     if different := _data_settings(a, b):
-        raise UserError(f"a and b did not use the same data: {different}. Compare experiments of the same stream.")
+        raise UserError(NOT_SAME_DATA.format(different))
     if a.hash == b.hash and not any(objects) and evaluations[0] == evaluations[1]:
         raise UserError(f"a and b are the same experiment ({a.hash}). Compare experiments that differ.")
 

@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
@@ -74,13 +74,8 @@ class Component:
         if not isinstance(self.target, str):
             return self.target
         module, _, name = self.target.partition(":")
-        try:
+        with user_code_errors(f"{self.kind} {self.name!r} of {self.origin}", f"{self.target} can't be imported"):
             return getattr(importlib.import_module(module), name)
-        except Exception as error:  # code of another package raises errors of any type
-            raise UserError(
-                f"{self.kind} {self.name!r} of {self.origin}: {self.target} can't be imported "
-                f"({type(error).__name__}: {error})."
-            ) from error
 
 
 _registered: dict[tuple[str, str], Component] = {}  # by kind and name
@@ -206,10 +201,8 @@ def load_component(kind: Kind, name: str, code: str | None = None) -> Any:
     current = file_hash(Path(file))
     if code not in (None, current):
         raise UserError(f"{kind} {name!r}: the file has changed since the run was started. Run it again.")
-    try:
+    with user_code_errors(f"{kind} {name!r}", "it can't be loaded"):
         module = _load_file(Path(file), current)
-    except (Exception, SystemExit) as error:
-        raise user_code_error(error, f"{kind} {name!r}", "it can't be loaded") from error
     if not hasattr(module, attribute):
         raise UserError(f"{kind} {name!r}: {file} has no {attribute}.")
     return getattr(module, attribute)
@@ -434,6 +427,8 @@ class _Description:
             return f"seen {self.seen[id(value)][0]}"
         self.seen[id(value)] = len(self.seen), value
         torch: Any = sys.modules.get("torch")  # without it there are no tensors
+        if torch is not None and torch.nn.parameter.is_lazy(value):
+            return f"lazy {value.dtype}"
         if torch is not None and isinstance(value, torch.Tensor):
             values = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             trained = isinstance(value, torch.nn.Parameter) and value.requires_grad
@@ -508,10 +503,10 @@ def _global_names(code: CodeType) -> set[str]:
     return names.union(*(_global_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
-@cache
-def _installed_folders() -> tuple[Path, ...]:
-    folders = (sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return (Path(__file__).parents[1], *(Path(folder).resolve() for folder in folders))
+_INSTALLED = (
+    Path(__file__).parents[1],
+    *(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 
 
 def is_installed(file: str) -> bool:
@@ -524,7 +519,7 @@ def is_installed(file: str) -> bool:
     if file.startswith("<frozen "):
         return True
     path = Path(file).resolve()
-    return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _installed_folders())
+    return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _INSTALLED)
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------
@@ -551,9 +546,9 @@ def user_code_errors(component: str, when: str) -> Iterator[None]:
     """Turn every error of the block into one line, as `user_code_error`; a `UserError` stays."""
     try:
         yield
-    except UserError:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, UserError):
+            raise
         raise user_code_error(error, component, when) from error
 
 

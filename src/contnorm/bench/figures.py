@@ -1,4 +1,4 @@
-"""Figures of runs with matplotlib: accuracy over tasks, accuracy matrices as heat maps, and the scores of a sweep.
+"""Figures of runs with matplotlib: accuracy over tasks, accuracy matrices as heat maps.
 
 Matplotlib is imported when something is drawn. Figures are not of pyplot, so there is no global state and no display.
 """
@@ -6,9 +6,7 @@ Matplotlib is imported when something is drawn. Figures are not of pyplot, so th
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 COLORS = ("#4477aa", "#ee7733", "#228833", "#c24d8c", "#66a5c9", "#b59f2a", "#8a8a8a", "#7a5cc0", "#cc6677")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")  # one per color, for readers who can't distinguish colors
-MOST_TICKS = 6  # of a sweep; with more, labels that are not rotated would overlap
 MOST_NUMBERS = 10  # tasks; with more, the numbers in the cells would not be readable
 
 
@@ -153,78 +150,3 @@ def with_png(drawn: Figure) -> Figure:
 
     drawn._repr_png_ = png  # type: ignore[attr-defined]
     return drawn
-
-
-@dataclass(frozen=True)
-class Point:
-    """A setting in the figure of a sweep.
-
-    Attributes:
-        curve: Name of its curve.
-        x: Its value on the axis: a number, or a name.
-        mean: Mean score; NaN if no seed finished.
-        std: Standard deviation over seeds; NaN for one seed.
-        usable: Whether all seeds finished; a diverged setting is drawn as a cross, and not connected.
-        best: Whether it is the chosen one.
-    """
-
-    curve: str
-    x: float | str
-    mean: float
-    std: float
-    usable: bool
-    best: bool
-
-
-def sweep_figure(points: Sequence[Point], x_label: str, y_label: str, title: str | None = None) -> Figure:
-    """Draw the score of each setting, with its standard deviation; chosen settings are circled.
-
-    Args:
-        points: The settings, in the order of their curves.
-        x_label: Name of the setting on the axis.
-        y_label: Name of the score.
-        title: Title of the figure.
-
-    Example:
-        >>> points = [Point("bn", lr, mean, 1.0, True, lr == 0.1) for lr, mean in ((0.01, 60.0), (0.1, 64.0))]
-        >>> ax = sweep_figure(points, "lr", "ACC (percent)").axes[0]
-        >>> ax.get_xscale(), ax.lines[0].get_ydata().tolist()
-        ('log', [60.0, 64.0])
-    """
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
-    ax = drawn.add_subplot()
-    values = list(dict.fromkeys(point.x for point in points))
-    numbers = sorted(x for x in values if not isinstance(x, str))
-    has_scale = len(numbers) == len(values)
-    places = {x: float(x) if has_scale else index for index, x in enumerate(values)}
-    if not has_scale:  # names: one tick each
-        ax.set_xticks(range(len(values)), [str(x) for x in values])
-    elif numbers[0] > 0:
-        ax.set_xscale("log")
-        ax.set_xticks(numbers, [f"{x:g}" for x in numbers])
-        ax.set_xticks([], minor=True)
-    if len(values) > MOST_TICKS:
-        ax.tick_params(axis="x", rotation=60)
-    for index, curve in enumerate(dict.fromkeys(point.curve for point in points)):
-        drawn_points = [one for one in points if one.curve == curve and one.usable and not math.isnan(one.mean)]
-        drawn_points.sort(key=lambda point: places[point.x])
-        x, y = [places[point.x] for point in drawn_points], [point.mean for point in drawn_points]
-        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-        ax.plot(x, y, color=color, marker=marker, markersize=5, linewidth=1.8 if has_scale else 0, label=curve)
-        spread = [0.0 if math.isnan(point.std) else point.std for point in drawn_points]
-        ax.errorbar(x, y, yerr=spread, color=color, linewidth=0, elinewidth=1, capsize=3)
-        best = [(place, point.mean) for place, point in zip(x, drawn_points, strict=True) if point.best]
-        for place, mean in best:
-            ax.plot(place, mean, marker="o", markersize=13, markerfacecolor="none", color=color, zorder=4)
-    if crosses := sorted({places[point.x] for point in points if not point.usable}):
-        bottom, label = [0.02] * len(crosses), "diverged or unfinished"
-        ax.plot(crosses, bottom, "x", color="#555555", transform=ax.get_xaxis_transform(), label=label)
-    ax.set_xlabel(x_label, parse_math=False)
-    ax.set_ylabel(y_label, parse_math=False)
-    for text in ax.legend().get_texts():
-        text.set_parse_math(False)
-    if title:
-        ax.set_title(title, parse_math=False, fontsize="medium")
-    return with_png(drawn)

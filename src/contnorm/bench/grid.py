@@ -1,4 +1,4 @@
-"""Grids of settings, and the search along one numeric setting: extension at the edges, then one refinement.
+"""The best of several settings, and the search along one numeric setting: extension at the edges, one refinement.
 
 Nothing here runs an experiment, so a search can be tested with any function in place of one. Needs no torch.
 """
@@ -6,30 +6,12 @@ Nothing here runs an experiment, so a search can be tested with any function in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import product
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
-import numpy as np
-
-from contnorm.errors import UserError
-
-__all__ = [
-    "LEARNING_RATES",
-    "REFINEMENTS",
-    "Candidate",
-    "LineSearch",
-    "Refine",
-    "best_candidate",
-    "expand_grid",
-    "is_grid",
-    "list_values",
-    "midpoint",
-    "next_value",
-]
+from contnorm.errors import UserError, unknown
 
 Refine = Literal["between", "around"]
-REFINEMENTS: tuple[Refine, ...] = ("between", "around")
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 _MOST_DIGITS = 6  # significant digits of a value that a search adds
 
@@ -47,50 +29,6 @@ class Candidate(Protocol):
 
 
 _C = TypeVar("_C", bound=Candidate)
-
-
-def is_grid(value: object) -> bool:
-    """Whether a value is a list of values to try: a list, a tuple, a range or a NumPy array."""
-    return isinstance(value, list | tuple | range | np.ndarray)
-
-
-def list_values(name: str, value: Any) -> list[Any]:
-    """Return the values to try of a setting, each once; a single value is a list of one.
-
-    Example:
-        >>> list_values("lr", [0.01, 0.03, 0.01]), list_values("norm", "cn"), list_values("lr", np.array([0.5]))
-        ([0.01, 0.03], ['cn'], [0.5])
-        >>> list_values("lr", [])
-        Traceback (most recent call last):
-        contnorm.errors.UserError: lr: the list of values is empty. Give at least one value.
-    """
-    if not is_grid(value):
-        return [value]
-    values = value.tolist() if isinstance(value, np.ndarray) else list(value)
-    if not isinstance(values, list) or not values:
-        raise UserError(f"{name}: the list of values is empty. Give at least one value.")
-    unique: list[Any] = []
-    for item in values:
-        if is_grid(item):
-            raise UserError(f"{name}: {item!r} is a list in a list. Give a flat list of values.")
-        if not any(_same(item, other) for other in unique):
-            unique.append(item)
-    return unique
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two values are the same setting; True and 1 are not."""
-    return a is b or (isinstance(a, str | int | float | None) and type(a) is type(b) and a == b)
-
-
-def expand_grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return all combinations of the values of some settings; the last setting varies fastest.
-
-    Example:
-        >>> expand_grid({"norm": ["bn", "cn"], "lr": [0.01]})
-        [{'norm': 'bn', 'lr': 0.01}, {'norm': 'cn', 'lr': 0.01}]
-    """
-    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def best_candidate(candidates: Iterable[_C], order: Callable[[_C], Any], lower_is_better: bool = False) -> _C | None:
@@ -113,7 +51,8 @@ class LineSearch:
     """A search for the best value of one positive setting.
 
     It tries the given values. While the best one is the smallest or the largest tried, it tries the next value beyond,
-    at the ratio of the grid. Then it tries values between the best one and its neighbors, once.
+    at the ratio of the grid; if no value is usable, smaller ones. Then it tries values between the best one and its
+    neighbors, once.
 
     Call `propose` for the values to try, and `record` with the score of each, until nothing is proposed.
 
@@ -123,8 +62,6 @@ class LineSearch:
         refine: ``"between"`` for the geometric mean of the best value and the better one of its neighbors;
             ``"around"`` for those of the best value and each neighbor; None for no refinement.
         lower_is_better: Whether the best score is the lowest.
-        shrink: Whether to try smaller values if none is usable, as for a learning rate at which all runs diverge.
-        allowed: Whether a value may be tried.
         name: Name of the setting, for error messages.
 
     Attributes:
@@ -146,23 +83,20 @@ class LineSearch:
         extensions: int = 3,
         refine: Refine | None = "between",
         lower_is_better: bool = False,
-        shrink: bool = True,
-        allowed: Callable[[float], bool] = lambda value: True,
         name: str = "values",
     ) -> None:
         self._grid = sorted(set(values))
-        if not self._grid or any(not 0 < value < math.inf for value in self._grid):
-            raise UserError(f"{name}={_listed(self._grid)}: use numbers above 0, such as 0.01,0.03,0.1.")
+        shown = ",".join(f"{value:g}" for value in self._grid)
+        if not self._grid or not 0 < self._grid[0] <= self._grid[-1] < math.inf:
+            raise UserError(f"{name}={shown}: use numbers above 0, such as 0.01,0.03,0.1.")
         if len(self._grid) < 2 and (extensions or refine):
-            raise UserError(f"{name}={_listed(self._grid)}: a search needs two or more values. Add one.")
-        if isinstance(extensions, bool) or not isinstance(extensions, int) or extensions < 0:
-            raise UserError(f"extensions={extensions!r}: use a whole number, 0 for none.")
-        if refine is not None and refine not in REFINEMENTS:
-            raise UserError(f"refine={refine!r}: use 'between', 'around' or None.")
-        self._extensions, self._refine, self._lower_is_better = extensions, refine, lower_is_better
-        self._shrink, self._allowed = shrink, allowed
+            raise UserError(f"{name}={shown}: a search needs two or more values. Add one.")
+        if refine not in (None, *get_args(Refine)):
+            raise unknown("refinement", str(refine), [*get_args(Refine), "none"])
+        self._extensions, self._refine = extensions, refine
+        self._sign = 1 if lower_is_better else -1
         self._whole = all(isinstance(value, int) for value in self._grid)
-        self._scores: dict[float, float | None] = {}
+        self._scores: dict[float, float] = {}  # infinite for a value that can't be chosen; the lowest is the best
         self._refined = refine is None
         self.extended = 0
 
@@ -173,14 +107,13 @@ class LineSearch:
 
     def record(self, value: float, score: float | None) -> None:
         """Record the score of a value; None if it can't be chosen, because a run diverged."""
-        self._scores[value] = None if score is None or math.isnan(score) else score
+        self._scores[value] = math.inf if score is None or math.isnan(score) else self._sign * score
 
     @property
     def best(self) -> float | None:
         """Value with the best score; on ties, the smallest. None if no value has a score."""
-        sign = 1 if self._lower_is_better else -1
-        usable = {value: score for value, score in self._scores.items() if score is not None}
-        return min(usable, key=lambda value: (sign * usable[value], value), default=None)
+        best = min(self._scores, key=lambda value: (self._scores[value], value), default=None)
+        return best if best is not None and self._scores[best] < math.inf else None
 
     @property
     def at_edge(self) -> bool:
@@ -192,43 +125,24 @@ class LineSearch:
 
     def propose(self) -> list[float]:
         """Return the values to try next; empty at the end."""
-        missing = [value for value in self._grid if value not in self._scores]
-        if missing:
+        if missing := [value for value in self._grid if value not in self._scores]:
             return missing
-        if (beyond := self._beyond()) is not None:
-            self.extended += 1
-            return [beyond]
-        if self._refined:
+        best, tried = self.best, self.tried
+        may_extend = self.extended < self._extensions and not (self._refined and self._refine)
+        if may_extend and (best is None or self.at_edge):
+            beyond = next_value(tried if best == tried[-1] else tried[::-1], self._whole)
+            if beyond is not None:
+                self.extended += 1
+                return [beyond]
+        if self._refined or best is None:
             return []
         self._refined = True
-        return self._between()
-
-    def _beyond(self) -> float | None:
-        """The next value beyond the edge where the best one is; None if there is none to try."""
-        done = self.extended >= self._extensions or (self._refined and self._refine is not None)
-        if done or not (self.at_edge or (self.best is None and self._shrink)):
-            return None
-        tried = self.tried
-        ascending = self.best == tried[-1]
-        value = next_value(tried if ascending else tried[::-1], self._whole)
-        return value if value is not None and value not in self._scores and self._allowed(value) else None
-
-    def _between(self) -> list[float]:
-        best, tried = self.best, self.tried
-        if best is None:
-            return []
         place = tried.index(best)
         neighbors = [tried[i] for i in (place - 1, place + 1) if 0 <= i < len(tried)]
-        if self._refine == "between" and neighbors:
-            neighbors = [min(neighbors, key=self._rank)]
+        if self._refine == "between":
+            neighbors = [min(neighbors, key=lambda value: (self._scores[value], value))]
         middles = [midpoint(best, neighbor, self._whole) for neighbor in neighbors]
-        return sorted({value for value in middles if value is not None and value not in self._scores})
-
-    def _rank(self, value: float) -> tuple[bool, float, float]:
-        """Sorting key of a value: those without a score last, then by score."""
-        score = self._scores[value]
-        sign = 1 if self._lower_is_better else -1
-        return score is None, 0.0 if score is None else sign * score, value
+        return sorted(value for value in middles if value is not None)
 
 
 def next_value(values: Sequence[float], whole: bool = False) -> float | None:
@@ -282,7 +196,3 @@ def _rounded(exact: float, tolerance: float, fits: Callable[[float], bool]) -> f
         if fits(value) and abs(value / exact - 1) <= tolerance:
             return value
     return None
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ",".join(f"{value:g}" for value in values) or "no values"

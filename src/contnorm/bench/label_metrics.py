@@ -55,19 +55,14 @@ class LabelStats:
     ap: tuple[float | None, ...]
 
     def __post_init__(self) -> None:
-        sizes = {len(values) for values in (self.tp, self.predicted, self.positive, self.ap)}
-        if len(sizes) != 1:
-            raise ValueError(f"LabelStats: all need one value a class, got {sorted(sizes)} of them.")
-        for c, (tp, predicted, positive, ap) in enumerate(
-            zip(self.tp, self.predicted, self.positive, self.ap, strict=True)
-        ):
-            if not 0 <= tp <= min(predicted, positive) <= max(predicted, positive) <= self.samples:
+        counts = zip(self.tp, self.predicted, self.positive, self.ap, strict=True)
+        for tp, predicted, positive, ap in counts:
+            possible = 0 <= tp <= min(predicted, positive) <= max(predicted, positive) <= self.samples
+            if not possible or (ap is None) != (positive == 0) or not 0 <= (ap or 0) <= 1:
                 raise ValueError(
-                    f"LabelStats: class {c}: tp={tp}, predicted={predicted}, positive={positive} can't be counted of "
+                    f"LabelStats: tp={tp}, predicted={predicted}, positive={positive}, ap={ap} can't be of a class in "
                     f"{self.samples} images."
                 )
-            if (ap is None) != (positive == 0) or not 0 <= (ap or 0) <= 1:
-                raise ValueError(f"LabelStats: class {c}: ap={ap} can't be, with positive={positive}.")
 
     @classmethod
     def of(cls, scores: Any, targets: Any, threshold: float = 0.0) -> LabelStats:

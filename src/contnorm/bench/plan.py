@@ -8,30 +8,30 @@ and two norms that are compared on one seed see the same samples.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.config.schema import MemoryConfig, RunConfig, TrainConfig
+from contnorm.bench.components import user_code_errors
+from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.dataset import Source
-from contnorm.bench.memories import MEMORIES, NOT_STORED, Memory, StreamInfo, build
-from contnorm.bench.memories.base import draw_slots, draw_slots_batched
-from contnorm.bench.memories.build import memory_errors
+from contnorm.bench.memories import MEMORIES, NOT_STORED, Memory, StreamInfo, build_memory
+from contnorm.bench.memories.base import draw_slots
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
 from contnorm.errors import UserError
 
-__all__ = ["ExtraDraw", "Plan", "PlanCache", "Step", "add_extra_draw", "build_memory", "make_plan", "offered_labels"]
+if TYPE_CHECKING:
+    from contnorm.tags import ReplayRequest  # needs torch
 
 Indices = NDArray[np.int64]
-AT_ONCE = 1000  # steps whose replay samples are drawn in one call
+AT_ONCE = 1000  # steps whose crops and flips are drawn in one call
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
 
@@ -100,20 +100,6 @@ class Plan:
     slots: int
 
 
-def build_memory(config: MemoryConfig, stream: TaskSequence, seed: int) -> Memory:
-    """Build the memory that the settings name, for a stream and a seed."""
-    info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
-    return build.build_memory(config, info, generator(seed, "memory"))
-
-
-def offered_labels(memory: Memory, stream: TaskSequence, items: Indices) -> Indices:
-    """Return the labels of items in the format of the memory: class indices, or multi-hot rows."""
-    labels: Indices = stream.train.label[items].astype(np.int64)
-    if memory.multi_hot and not stream.multi_label:
-        return np.eye(stream.outputs, dtype=np.int64)[labels]
-    return labels
-
-
 def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> Plan:
     """Make the plan of one pass over the stream, without a model.
 
@@ -123,14 +109,14 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
         seed: The seed of the run.
         draws: Number of independent replay draws per step of the strategy; 0 without replay.
     """
-    if config.memory.kind in MEMORIES:
-        return _make_plan(config, stream, seed, draws)
-    with memory_errors(config.memory.kind):
+    errors = user_code_errors(f"memory {config.memory.kind!r}", "while the plan of the run was made")
+    with nullcontext() if config.memory.kind in MEMORIES else errors:
         return _make_plan(config, stream, seed, draws)
 
 
 def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> Plan:
-    memory = build_memory(config.memory, stream, seed)
+    info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
+    memory = build_memory(config.memory, info, generator(seed, "memory"))
     if draws:
         _check_memory(memory, config, stream)
     content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
@@ -145,11 +131,13 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
         for items, task, is_offered in batch:
             readable += [memory.readable(task if before else None)] * draws if draws else []
             if draws and is_offered:
-                labels = offered_labels(memory, stream, items)
+                labels = stream.train.label[items].astype(np.int64)
+                if memory.multi_hot and not stream.multi_label:
+                    labels = np.eye(stream.outputs, dtype=np.int64)[labels]
                 writes.append(memory.offer(labels, 0 if stream.task_free else task))
             else:
                 writes.append(np.full(len(items), NOT_STORED))
-        chosen = draw_slots_batched(readable, config.train.replay, rng)
+        chosen = [draw_slots(slots, config.train.replay, rng) for slots in readable]
         of_step = [tuple(chosen[draws * i : draws * (i + 1)]) for i in range(len(batch))]
         sizes = [len(part) for (items, _, _), of in zip(batch, of_step, strict=True) for part in (items, *of)]
         drawn = iter(() if views is None else views.draw_batched(sizes))
@@ -160,7 +148,10 @@ def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -
             stream_views = None if views is None else next(drawn)
             replay_views = None if views is None else tuple(islice(drawn, draws))
             steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
-    return Plan(tuple(steps), tuple(_ends(stream, steps)), memory.capacity if draws else 0)
+    last = np.zeros(stream.tasks, dtype=np.int64)  # a task that is cut short ends with the last step
+    shown = stream.train.task[np.concatenate([step.stream for step in steps])]
+    np.maximum.at(last, shown, np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps]))
+    return Plan(tuple(steps), tuple(last[: shown.max() + 1].tolist()), memory.capacity if draws else 0)
 
 
 def _check_memory(memory: Memory, config: RunConfig, stream: TaskSequence) -> None:
@@ -228,16 +219,6 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
                     yield items, int(task[items[-1]]), repeat == 0 and update == config.updates - 1
 
 
-def _ends(stream: TaskSequence, steps: Sequence[Step]) -> list[int]:
-    """Return the number of steps after which each task ends; a task that is cut short ends with the last step."""
-    task = stream.train.task[np.concatenate([step.stream for step in steps])]
-    number = np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps])
-    last = np.zeros(stream.tasks, dtype=np.int64)
-    np.maximum.at(last, task, number)
-    ends: list[int] = last[: task.max() + 1].tolist()
-    return ends
-
-
 @cache  # once per process, not for each seed
 def _warn(text: str) -> None:
     logging.getLogger("contnorm").warning(text)
@@ -265,20 +246,7 @@ class _Views:
         return [views[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
-@dataclass(frozen=True)
-class ExtraDraw:
-    """An extra draw from the memory at every step, for a norm that requests one.
-
-    Attributes:
-        size: Number of samples; None for ``train.replay``.
-        balance: Draw uniformly over the stored samples, or as many (plus or minus one) of each class or task.
-    """
-
-    size: int | None
-    balance: Literal["none", "class", "task"]
-
-
-def add_extra_draw(plan: Plan, config: RunConfig, stream: TaskSequence, seed: int, draw: ExtraDraw) -> Plan:
+def add_extra_draw(plan: Plan, config: RunConfig, stream: TaskSequence, seed: int, draw: ReplayRequest) -> Plan:
     """Return a plan whose steps have one more replay draw, from all samples in the memory.
 
     The draw has its own generators, so all other draws stay the same. A run without replay gets the memory that its
@@ -336,6 +304,50 @@ def _draw_balanced(
     return order[np.lexsort((turn, rank))[:size]]
 
 
+def stored_items(plan: Plan, steps: int) -> Indices:
+    """Return the items in the memory after a number of steps, in the order of the slots."""
+    content = np.full(plan.slots, -1, dtype=np.int64)
+    if steps:
+        items = np.concatenate([step.stream for step in plan.steps[:steps]])
+        slots = np.concatenate([step.write for step in plan.steps[:steps]])
+        stored = slots != NOT_STORED
+        content[slots[stored]] = items[stored]  # if items have the same slot, the latest one stays
+    return content[content >= 0]
+
+
+def sample_weights(config: RunConfig, plan: Plan, tasks: Indices, current: int) -> NDArray[np.float64]:
+    """Return the weight of each stored sample when moments are estimated from them, by ``evaluate.weights``.
+
+    With ``plain``, every stored sample has the same weight; with ``task``, every task, divided equally among its
+    samples. With ``batch``, they are as in a training batch at the end of the task: the ``train.batch`` samples of the
+    stream are represented by the stored samples of the current task, the replayed ones by those that the strategy may
+    draw. If the memory holds no sample of the current task, the replayed part remains.
+
+    Args:
+        config: The settings of the run.
+        plan: The plan of the run.
+        tasks: The task of each stored sample.
+        current: The task that was learned last.
+
+    Example:
+        >>> from contnorm.bench.config.schema import from_dict
+        >>> config = from_dict({"evaluate": {"moments": "memory", "weights": "task"}})
+        >>> sample_weights(config, Plan((), (), 4), np.array([0, 0, 0, 1]), current=1).round(2).tolist()
+        [0.33, 0.33, 0.33, 1.0]
+    """
+    weights = np.ones(len(tasks))
+    if config.evaluate.weights == "task":
+        weights /= np.bincount(tasks)[tasks]
+    elif config.evaluate.weights == "batch":
+        of_stream = tasks == current
+        replayed = tasks < current if config.strategy.replay_from == "past" else np.ones(len(tasks), dtype=bool)
+        draws = len(plan.steps[0].replay) - plan.steps[0].has_extra  # an extra draw for a norm is not part of a batch
+        shown = draws * min(config.train.replay, int(replayed.sum()))
+        weights = np.where(of_stream, config.train.batch / max(1, int(of_stream.sum())), 0.0)
+        weights += np.where(replayed, shown / max(1, int(replayed.sum())), 0.0)
+    return weights
+
+
 class PlanCache:
     """Streams and plans of one data set, made on first use.
 
@@ -345,33 +357,11 @@ class PlanCache:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._plans: dict[tuple[object, ...], Future[tuple[TaskSequence, Plan]]] = {}
+        self._plans: dict[tuple[object, ...], tuple[TaskSequence, Plan]] = {}
 
-    def prepare(self, runs: Sequence[tuple[RunConfig, int, int]]) -> None:
-        """Make the plans of runs in a background thread, in order; `of` waits for the one that it returns.
-
-        For memories of the package: a user's draws from the global generators, which belong to the main thread.
-
-        Args:
-            runs: The settings, the seed and the number of replay draws of each run.
-        """
-        work = []
-        for run in runs:
-            if run[0].memory.kind in MEMORIES and self._key(*run) not in self._plans:
-                future = self._plans[self._key(*run)] = Future()
-                work.append((run, future))
-
-        def make_all() -> None:
-            for run, future in work:
-                try:
-                    future.set_result(self._make(*run))
-                except Exception as error:  # invalid settings, for example: `of` raises it in the main thread
-                    future.set_exception(error)
-
-        # A daemon thread, so that an interrupt does not wait for a long plan.
-        threading.Thread(target=make_all, daemon=True).start()
-
-    def of(self, config: RunConfig, seed: int, draws: int, extra: ExtraDraw | None = None) -> tuple[TaskSequence, Plan]:
+    def of(
+        self, config: RunConfig, seed: int, draws: int, extra: ReplayRequest | None = None
+    ) -> tuple[TaskSequence, Plan]:
         """Return the stream and the plan of a run.
 
         Args:
@@ -380,23 +370,14 @@ class PlanCache:
             draws: Number of replay draws per step.
             extra: An extra draw for a norm.
         """
-        key = self._key(config, seed, draws, extra)
-        if key not in self._plans:
-            if extra is None:
-                made = self._make(config, seed, draws)
-            else:
-                stream, plan = self.of(config, seed, draws)
-                made = stream, add_extra_draw(plan, config, stream, seed, extra)
-            self._plans[key] = Future()
-            self._plans[key].set_result(made)
-        return self._plans[key].result()
-
-    def _make(self, config: RunConfig, seed: int, draws: int) -> tuple[TaskSequence, Plan]:
-        stream = build_stream(config.stream, self.source, seed)
-        return stream, make_plan(config, stream, seed, draws)
-
-    @staticmethod
-    def _key(config: RunConfig, seed: int, draws: int, extra: ExtraDraw | None = None) -> tuple[object, ...]:
         train = config.train
         batching = train.batch, train.replay, train.partial, train.passes, train.updates, train.max_steps
-        return config.stream, config.memory, config.strategy.replay_from, batching, seed, draws, extra
+        key = config.stream, config.memory, config.strategy.replay_from, batching, seed, draws, extra
+        if key not in self._plans:
+            if extra is None:
+                stream = build_stream(config.stream, self.source, seed)
+                self._plans[key] = stream, make_plan(config, stream, seed, draws)
+            else:
+                stream, plan = self.of(config, seed, draws)
+                self._plans[key] = stream, add_extra_draw(plan, config, stream, seed, extra)
+        return self._plans[key]

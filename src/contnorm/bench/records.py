@@ -15,7 +15,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import isfinite, nan
 from pathlib import Path
@@ -61,22 +61,8 @@ _RECORD = re.compile(r"[0-9]+\.json")
 
 @lru_cache(maxsize=4096)
 def _shared_settings(text: str) -> RunConfig:
+    """Settings from JSON; records with equal settings share one object, so that the hash is computed once."""
     return from_dict(json.loads(text))
-
-
-def _settings(values: Any) -> RunConfig:
-    """Settings of a record. Records with equal settings share one object, so that the hash is computed once."""
-    try:
-        return _shared_settings(json.dumps(values, sort_keys=True))
-    except (UserError, AttributeError) as error:
-        raise ValueError(str(error)) from error
-
-
-def _labels(raw: Any) -> LabelMatrix:
-    try:
-        return LabelMatrix.from_json(raw)
-    except (TypeError, AttributeError, LookupError) as error:
-        raise ValueError(f"not label statistics: {error}") from error
 
 
 Drift = dict[Literal["by_task"], list[dict[str, dict[str, float]]]]  # after each task, by layer and moment
@@ -91,7 +77,7 @@ def _finite(drift: Drift) -> Drift:
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 Accuracies = AccuracyMatrix | None
-Labels = Annotated[LabelMatrix, PlainValidator(_labels)] | None
+Labels = Annotated[LabelMatrix, PlainValidator(LabelMatrix.from_json)] | None
 
 
 class Record(BaseModel):
@@ -117,7 +103,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     schema_: Literal[3] = Field(alias="schema")
-    config: Annotated[RunConfig, PlainValidator(_settings)]
+    config: Annotated[RunConfig, PlainValidator(lambda values: _shared_settings(json.dumps(values, sort_keys=True)))]
     hash: str
     seed: Annotated[int, Field(strict=True, ge=0, le=LARGEST_SEED)]
     status: Literal["finished", "diverged"]
@@ -300,7 +286,7 @@ def _parse(content: bytes, path: Path) -> Record:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{path}: is not a valid record ({place}{': ' * bool(place)}{first['msg']}).") from error
-    except ValueError as error:
+    except (ValueError, TypeError, LookupError, AttributeError, UserError) as error:
         raise UserError(f"{path}: is not a valid record ({error}).") from error
     return record
 
@@ -471,20 +457,21 @@ class Runs:
             text = "".join(json.dumps(record.raw, separators=(",", ":")) + "\n" for record in every).encode()
             write_atomically(target, gzip.compress(text, mtime=0) if target.suffix == ".gz" else text)
             return
+
+        def mixed_columns(frame: DataFrame) -> dict[str, str]:
+            """Columns such as numbers of groups and ``auto``, which Parquet can only hold as text."""
+            from pandas.api.types import infer_dtype
+
+            return {str(name): "string" for name in frame if infer_dtype(frame[name]).startswith("mixed")}
+
         writers: dict[str, Callable[[DataFrame], Any]] = {
             ".csv": lambda frame: frame.to_csv(target, index=False),
             ".json": lambda frame: frame.to_json(target, orient="records", indent=1),
-            ".parquet": lambda frame: frame.astype(_one_type(frame)).to_parquet(target, index=False),
+            ".parquet": lambda frame: frame.astype(mixed_columns(frame)).to_parquet(target, index=False),
         }
         if target.suffix not in writers:
             raise unknown("format", target.suffix or target.name, [*ARCHIVES, *writers])
         writers[target.suffix](self.to_frame(by_task))
-
-
-def _one_type(frame: DataFrame) -> dict[str, str]:
-    """Columns of mixed values, such as numbers of groups and ``auto``, which Parquet can only hold as text."""
-    mixed = (column for column in frame if frame[column].dtype == object)
-    return {str(column): "string" for column in mixed if len({type(v) for v in frame[column] if v is not None}) > 1}
 
 
 def _task_rows(record: Record) -> Iterator[dict[str, Any]]:
@@ -565,23 +552,17 @@ def load_runs(path: str | os.PathLike[str]) -> Runs:
     return runs
 
 
-@dataclass(frozen=True)
-class _Archive:
-    """Content of an archive, by hash and seed."""
-
-    records: Mapping[tuple[str, int], Record] = field(default_factory=dict)
-    problems: Sequence[str] = ()
+Archived = tuple[dict[tuple[str, int], Record], list[str]]  # by hash and seed; and problems
 
 
 @lru_cache(maxsize=16)
-def _read_archive(path: Path, size: int, modified: int) -> _Archive:
+def _read_archive(path: Path, size: int, modified: int) -> Archived:
     """Read an archive. Invalid lines are reported by number; of a damaged file, the lines before the damage are used.
 
     Size and time of modification are part of the key of the cache.
     """
     records: dict[tuple[str, int], Record] = {}
     problems: list[str] = []
-    number = 0
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
@@ -592,8 +573,8 @@ def _read_archive(path: Path, size: int, modified: int) -> _Archive:
                     continue
                 records.setdefault((record.hash, record.seed), record)
     except (OSError, EOFError, zlib.error) as error:
-        problems.append(f"{path}:{number + 1}: the archive is damaged from this line on ({error}).")
-    return _Archive(records, problems)
+        problems.append(f"{path}: the archive is damaged after {len(records)} records ({error}).")
+    return records, problems
 
 
 class Store:
@@ -626,14 +607,16 @@ class Store:
             raise UserError(f"{self.root}: is an archive, and archives are read-only. Use a folder of runs.")
 
     @cached_property
-    def _archived(self) -> _Archive:
+    def _archived(self) -> Archived:
         """Content of the archive, or of all archives directly in the folder; of copies the first one."""
-        inside = [path for ending in ARCHIVES for path in self.root.glob(f"*{ending}") if path.is_file()]
-        paths = [self.root] if self.read_only else sorted(inside)
-        stats = [(path, path.stat()) for path in paths if path.is_file()]
-        archives = [_read_archive(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-        records = {key: record for archive in reversed(archives) for key, record in archive.records.items()}
-        return _Archive(records, [problem for archive in archives for problem in archive.problems])
+        inside = sorted(path for ending in ARCHIVES for path in self.root.glob(f"*{ending}"))
+        records, problems = dict[tuple[str, int], Record](), list[str]()
+        for path in [self.root] if self.read_only else inside:
+            if path.is_file():
+                content = _read_archive(path, path.stat().st_size, path.stat().st_mtime_ns)
+                records = content[0] | records
+                problems += content[1]
+        return records, problems
 
     def path(self, config: RunConfig, seed: int) -> Path:
         """File of a run's record in a runs folder."""
@@ -641,7 +624,7 @@ class Store:
 
     def _find(self, config: RunConfig, seed: int) -> Record | None:
         """Record of a run; a finished one, if there is one."""
-        path, archived = self.path(config, seed), self._archived.records.get((config.hash, seed))
+        path, archived = self.path(config, seed), self._archived[0].get((config.hash, seed))
         if path.is_file() and (archived is None or archived.status == DIVERGED):
             return read_record(path)
         return archived
@@ -671,7 +654,7 @@ class Store:
         return {record.seed: record.reason for record in self.load_seeds(config).diverged}
 
     def _archived_of(self, run: str) -> list[Record]:
-        return [record for (name, _), record in self._archived.records.items() if name == run]
+        return [record for (name, _), record in self._archived[0].items() if name == run]
 
     def save(self, config: RunConfig, seed: int, results: Mapping[str, Any]) -> Path:
         """Write the record of a finished run."""
@@ -721,8 +704,8 @@ class Store:
         folders = [] if self.read_only or not self.root.is_dir() else [*own, *sorted(self.root.iterdir())]
         parts = [self._folder(folder) for folder in folders]
         records = [record for part in parts for record in (*part.records, *part.diverged)]
-        problems = [*(problem for part in parts for problem in part.problems), *self._archived.problems]
-        return Runs.of([*records, *(record for _, record in sorted(self._archived.records.items()))], problems)
+        problems = [*(problem for part in parts for problem in part.problems), *self._archived[1]]
+        return Runs.of([*records, *(record for _, record in sorted(self._archived[0].items()))], problems)
 
     def _folder(self, folder: Path, more: Iterable[Record] = (), seeds: Iterable[int] | None = None) -> Runs:
         """Records in the folder of a run, and some more."""
@@ -748,7 +731,7 @@ class Store:
             runs = load_runs(query)
         else:
             names = [path.name for path in self.root.glob("*") if path.is_dir()]
-            names = sorted({*names, *(run for run, _ in self._archived.records)})
+            names = sorted({*names, *(run for run, _ in self._archived[0])})
             matches = [name for name in names if name.startswith(query)]
             if len(matches) > 1:
                 raise UserError(

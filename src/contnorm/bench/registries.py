@@ -14,22 +14,14 @@ from contnorm.bench.data.store import describe_stored, list_stored, read_manifes
 from contnorm.bench.launchers import launchers
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
-from contnorm.bench.strategies.registry import ALIASES, STRATEGIES
+from contnorm.bench.strategies import ALIASES, STRATEGIES
 from contnorm.bench.streams.tasks import ALIASES as STREAM_ALIASES
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 from contnorm.registry import BUILT_IN, NORMS, current_origin, load_plugins
-
-__all__ = [
-    "Listing",
-    "available",
-    "register",
-    "streams_of_source",
-]
 
 KINDS = ("strategy", "memory", "model", "dataset")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
-_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class Listing(NamedTuple):
@@ -63,13 +55,16 @@ def available(root: str | Path | None = None) -> dict[str, dict[str, Listing]]:
         ('contnorm', ['norms', 'streams', 'strategies', 'memories', 'models', 'launchers'])
     """
     load_plugins()
+    folder = data_root(None if root is None else Path(root).expanduser())
+    stored = {name: path for name, path in list_stored(folder).items() if name not in STREAMS}
+    under_root = {name: Listing(describe_stored(read_manifest(path)), str(folder)) for name, path in stored.items()}
     in_file = Listing("code in a file", "your own")
     return {
         "norms": {
             **{spec.name: Listing(spec.summary, str(spec.origin)) for spec in NORMS.values()},
             "path/to/file.py:Class": in_file,
         },
-        "streams": {**_built_in(STREAMS.values()), **_added("dataset"), **_under(root)},
+        "streams": {**_built_in(STREAMS.values()), **_added("dataset"), **under_root},
         "strategies": {**_built_in(STRATEGIES.values()), **_added("strategy"), "path/to/file.py:Class": in_file},
         "memories": {**_built_in(MEMORIES.values()), **_added("memory"), "path/to/file.py:Class": in_file},
         "models": {
@@ -83,13 +78,6 @@ def available(root: str | Path | None = None) -> dict[str, dict[str, Listing]]:
 
 def _built_in(specs: Iterable[Any]) -> dict[str, Listing]:
     return {spec.name: Listing(spec.summary, str(BUILT_IN)) for spec in specs}
-
-
-def _under(root: str | Path | None) -> dict[str, Listing]:
-    """Return the data sets that were added or built under the data root."""
-    folder = data_root(None if root is None else Path(root).expanduser())
-    stored = {name: path for name, path in list_stored(folder).items() if name not in STREAMS}
-    return {name: Listing(describe_stored(read_manifest(path)), str(folder)) for name, path in stored.items()}
 
 
 def _added(kind: Kind) -> dict[str, Listing]:
@@ -127,12 +115,12 @@ def register(
         >>> remove_component("strategy", "half")
     """
     if kind not in KINDS:
-        raise UserError(f"register({kind!r}, ...): use one of {', '.join(KINDS)}.")
+        raise unknown("kind of component", kind, KINDS)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(f"{kind} {name!r}: can't be registered. Use a name of letters, digits and '_', '.', '+', '-'.")
     if name.lower() in {*NORMS, *STRATEGIES, *ALIASES, *MEMORIES, *NETWORKS, *STREAMS, *STREAM_ALIASES, *SOURCES}:
         raise UserError(f"{kind} {name!r}: is the name of a built-in component, or of a norm. Use another name.")
-    if not (callable(target) or (isinstance(target, str) and _TARGET.fullmatch(target))):
+    if not callable(target) and ":" not in str(target):
         raise UserError(f"{kind} {name!r}: {target!r} can't be registered. Use a class or function, or 'module:Name'.")
     earlier = next((component for component in components(kind) if component.name == name), None)
     if earlier is not None and not exist_ok:

@@ -49,27 +49,6 @@ from contnorm.bench.stats import (
 )
 from contnorm.errors import UserError
 
-__all__ = [
-    "ALPHA",
-    "FIRST_SEED",
-    "LOOKS",
-    "MARGIN",
-    "MAX_SEEDS",
-    "SKEWED",
-    "Outcome",
-    "Verdict",
-    "check_rule",
-    "decide_differences",
-    "decide_family",
-    "decide_with",
-    "looks_up_to",
-    "nominal_levels",
-    "reach",
-    "score_title",
-    "seeds_for_difference",
-    "with_chance",
-]
-
 Outcome = Literal["higher", "lower", "higher, within the margin", "lower, within the margin", "equivalent", "undecided"]
 
 ALPHA = 0.05

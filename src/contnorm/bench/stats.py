@@ -19,22 +19,6 @@ from numpy.typing import NDArray
 from contnorm.bench.records import spread_over_seeds
 from contnorm.errors import UserError
 
-__all__ = [
-    "Interval",
-    "PairedDifference",
-    "Ratio",
-    "Spread",
-    "equivalence_probability",
-    "paired_difference",
-    "spread_ratio",
-    "summarize_differences",
-    "t_interval",
-    "t_quantile",
-    "t_test_power",
-    "variance_ratio_interval",
-    "welch_interval",
-]
-
 LEVEL = 0.95
 POWER = 0.8
 RESAMPLES = 10_000
@@ -108,8 +92,7 @@ def variance_ratio_interval(values: Sequence[float], others: Sequence[float]) ->
     return Interval(float(ratio / high), float(ratio / low))
 
 
-@dataclass(frozen=True)
-class PairedDifference:
+class PairedDifference(NamedTuple):
     """Differences on shared seeds.
 
     Attributes:
@@ -121,18 +104,6 @@ class PairedDifference:
     differences: tuple[float, ...]
     mean: float
     t: Interval | None
-
-
-def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> PairedDifference | None:
-    """Compare ``values`` minus ``others`` on their shared seeds; None if they share none.
-
-    Example:
-        >>> pair = paired_difference({0: 3.0, 1: 5.0, 2: 9.0}, {0: 1.0, 1: 2.0})
-        >>> pair and (pair.differences, pair.mean)
-        ((2.0, 3.0), 2.5)
-    """
-    seeds = sorted(values.keys() & others.keys())
-    return summarize_differences([values[seed] - others[seed] for seed in seeds]) if seeds else None
 
 
 def summarize_differences(differences: Sequence[float]) -> PairedDifference:

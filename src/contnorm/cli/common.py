@@ -1,52 +1,35 @@
-"""What several commands share: options, the console, and the import of torch."""
+"""What the commands share: printing of text and tables on a terminal of any width, and imports without collection."""
 
 from __future__ import annotations
 
 import gc
-import re
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.cells import cell_len
+from rich.columns import Columns
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
 
-__all__ = [
-    "DEVICE_HELP",
-    "MAX_STEPS_HELP",
-    "PRECISION_HELP",
-    "THREADS_HELP",
-    "AllowMissing",
-    "DataRoot",
-    "Lanes",
-    "Log",
-    "LogDir",
-    "LogEvery",
-    "MemoryMoments",
-    "RunsFolder",
-    "Where",
-    "collection_paused",
-    "console",
-    "importing_torch",
-    "is_explicit",
-]
+from contnorm.bench.escape import escape_terminal, shorten
 
 _at_terminal = sys.stdout is not None and sys.stdout.isatty()  # stdout is None if it was closed, as by `>&-`
 console = Console(width=None if _at_terminal else 200)  # wide enough that tables in files and pipes do not wrap
-
-DEVICE_HELP = "Device to compute on: cpu, cuda, or a GPU by its index, such as cuda:1."
-PRECISION_HELP = "Floating-point precision: fp32, tf32 or bf16."
-MAX_STEPS_HELP = "Stop after N steps (smoke test; scores are not comparable)."
-THREADS_HELP = "CPU threads per run. Changing it changes results slightly."
+INDENT = 4
+LONGEST_MESSAGE = 4000  # characters; a very long typed value would hide the error message
 
 RunsFolder = Annotated[
     Path, typer.Option("--runs", help="Folder of records and checkpoints; to read, also an archive.")
 ]
-Lanes = Annotated[int | None, typer.Option(help="Number of parallel runs. Default: 8 on a GPU, one per core on a CPU.")]
+DataRoot = Annotated[
+    Path | None, typer.Option("--data-root", help="Folder of data sets. Default: $CONTNORM_DATA, or ./data.")
+]
 Where = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,86 +38,87 @@ Where = Annotated[
         help="Select runs by settings: norm=cn, lr<=0.03, strategy=er,derpp, seed!=3; repeatable, all must hold.",
     ),
 ]
-Log = Annotated[
-    list[str] | None,
-    typer.Option("--log", help="Log metrics while the runs train: csv, tensorboard, wandb or mlflow; repeatable."),
-]
-LogEvery = Annotated[int, typer.Option("--log-every", help="Steps between the losses that are logged.")]
-LogDir = Annotated[
-    Path | None, typer.Option("--log-dir", help="Folder of logs. Default: next to the runs folder, as runs-logs.")
-]
-AllowMissing = Annotated[
-    bool, typer.Option("--allow-missing", help="Accept a published data set with missing images; noted in the record.")
-]
-MemoryMoments = Annotated[
-    bool,
-    typer.Option(
-        "--memory-moments",
-        help="Evaluate with the moments of the replay memory too, beside --eval-moments; the run has the same hash.",
-    ),
-]
-DataRoot = Annotated[
-    Path | None, typer.Option("--data-root", help="Folder of data sets. Default: $CONTNORM_DATA, or ./data.")
-]
-
-
-def is_explicit(context: typer.Context, parameter: str) -> bool:
-    """Whether a parameter was passed explicitly, on the command line or in-process."""
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Context for imports, which create many objects and no garbage: garbage collection would only scan them."""
+    """Context for imports, which create many objects that are never freed: the garbage collector would only scan them.
+
+    It scans them neither during the import nor afterwards.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            gc.freeze()
             gc.enable()
 
 
-@contextmanager
-def importing_torch(device: str | None = None, in_workers: bool = False) -> Iterator[None]:
-    """Context for the first import of torch; exempts the imported objects from garbage collection.
+def safe_text(text: str) -> Text:
+    r"""One line of text for the terminal: markup is not interpreted, and invisible characters are shown as escapes.
 
-    They are never freed. The collector would scan them several times during the import and again during a run.
+    Example:
+        >>> print(safe_text("[red]a\x1b[2J"))
+        [red]a\x1b[2J
+    """
+    return Text(escape_terminal(text))
+
+
+def print_error(text: str) -> None:
+    """Print a warning or an error to stderr, as one line."""
+    print(f"contnorm: {shorten(escape_terminal(text), LONGEST_MESSAGE)}", file=sys.stderr)
+
+
+def print_text(sentence: str, to: Console = console, style: str = "") -> None:
+    """Print a sentence: wrapped between words on a terminal, as one searchable line in a file or pipe."""
+    to.print(safe_text(sentence), style=style, soft_wrap=not to.is_terminal)
+
+
+def print_lines(lines: Sequence[str], to: Console = console) -> None:
+    """Print lines as they are, such as commands and paths to copy."""
+    for line in lines:
+        to.print(safe_text(line), soft_wrap=True)
+
+
+def show_rows(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], to: Console = console, named: int = 1, wrap_last: bool = False
+) -> None:
+    """Print rows as a table; if the terminal is too narrow, print each row as its name and its cells with headings.
 
     Args:
-        device: The device that will be used. A GPU is initialized during the import.
-        in_workers: Whether worker processes will use GPUs, and this process none.
+        heads: Column headings.
+        rows: Cells of each row.
+        to: Terminal to print to.
+        named: Number of leading columns that form a row's name; consecutive rows with the same name print it once.
+        wrap_last: Whether the last column may wrap between words.
+
+    Example:
+        >>> heads, rows = ("norm", "ACC", "FM"), [("bn", "64.75 +- 3.44", "8.48 +- 3.34")]
+        >>> show_rows(heads, rows, Console(width=40))
+        norm  ACC            FM
+        bn    64.75 +- 3.44  8.48 +- 3.34
+        >>> show_rows(heads, rows, Console(width=24))
+        bn
+            ACC 64.75 +- 3.44
+            FM 8.48 +- 3.34
     """
-    if "torch" in sys.modules or not gc.isenabled():
-        yield
+    widths = [max(cell_len(escape_terminal(cell)) for cell in column) for column in zip(heads, *rows, strict=True)]
+    if wrap_last:
+        widths[-1] = max(cell_len(word) for row in (heads, *rows) for word in [*escape_terminal(row[-1]).split(), ""])
+    if sum(widths) + 2 * (len(heads) - 1) <= to.width:
+        columns = [Column(head, no_wrap=True, min_width=width) for head, width in zip(heads, widths, strict=True)]
+        columns[-1].no_wrap = not wrap_last
+        table = Table(*columns, box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*map(safe_text, row))
+        to.print(table)
         return
-    if device is not None and device.startswith("cuda"):
-        index = None if in_workers else _index_of(device)
-        threading.Thread(target=_initialize_gpu, args=(index,), name="contnorm-cuda", daemon=True).start()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def _index_of(device: str) -> int | None:
-    """Return the index of a GPU by its name; None for a name that is refused later."""
-    index = device.partition(":")[2] or "0"
-    return int(index) if re.fullmatch("[0-9]{1,3}", index) else None
-
-
-def _initialize_gpu(index: int | None) -> None:
-    """Initialize the CUDA driver and, unless it is None, a GPU by its index, as torch does before it first uses one.
-
-    What torch then finds initialized takes it no time. Errors are left to torch, which reports them.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes = import_module("ctypes")
-        driver = ctypes.CDLL("libcuda.so.1")
-        if driver.cuInit(0) == 0 and index is not None:
-            gpu, context = ctypes.c_int(), ctypes.c_void_p()
-            if driver.cuDeviceGet(ctypes.byref(gpu), index) == 0:
-                driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
+    before = ""
+    for row in rows:
+        if (name := " ".join(row[:named])) != before:
+            to.print(safe_text(name))
+        before = name
+        cells = [safe_text(f"{head} {cell}") for head, cell in zip(heads[named:], row[named:], strict=True) if cell]
+        to.print(Padding(Columns(cells, padding=(0, 2)), (0, 0, 0, INDENT)))

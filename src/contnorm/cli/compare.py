@@ -35,16 +35,20 @@ from contnorm.bench.records import Record, Runs, Store, group_by_run, spread_ove
 from contnorm.bench.selection import has_operator, parse_selection, setting_keys, value_of
 from contnorm.bench.sequential import MARGIN, Verdict, score_title
 from contnorm.bench.stats import t_interval, welch_interval
-from contnorm.cli.common import RunsFolder, Where, console, is_explicit
-from contnorm.cli.examples import Example, examples
+from contnorm.cli.common import (
+    RunsFolder,
+    Where,
+    console,
+    print_error,
+    print_lines,
+    print_text,
+    show_rows,
+)
 from contnorm.cli.show import load_selection
-from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
 from contnorm.errors import UserError
 from contnorm.paper.format import spread
 from contnorm.paper.record_remarks import digits_remarks
 from contnorm.report.runs import GROUPS_SHOWN, divergence_lines, unknown_names
-
-__all__ = ["SelectedRun", "compare", "select_run", "show_comparison"]
 
 HEADS = ("score", "A", "B", "B - A", "95 % interval")
 HOW = (
@@ -72,15 +76,7 @@ class SelectedRun:
     keys: set[str] | None
 
 
-@examples(
-    Example("Compare two norms over their shared seeds.", "contnorm compare norm=bn norm=cn"),
-    Example(
-        "Compare their mean over the stream, from the records of an archive.",
-        "contnorm compare records.jsonl.gz norm=bn norm=cn --score aia",
-    ),
-)
 def compare(
-    context: typer.Context,
     sides: TwoRuns,
     runs: RunsFolder = Path("runs"),
     where: Where = None,
@@ -93,10 +89,18 @@ def compare(
     margin: Annotated[float, typer.Option(help="Largest difference in points that counts as equivalent.")] = MARGIN,
     cases: Annotated[int, typer.Option(help="Number of comparisons that are decided together.")] = 1,
 ) -> None:
-    """Compare two runs: differing settings, scores paired over shared seeds, a verdict, and the seeds it needs."""
-    root, first, second = _split_sides(sides, runs, is_explicit(context, "runs"))
-    store = Store(root)
-    a, b = (select_run(text, store, where or ()) for text in (first, second))
+    """Compare two runs: differing settings, scores paired over shared seeds, a verdict, and the seeds it needs.
+
+    Examples:
+        # Compare two norms over their shared seeds.
+        contnorm compare norm=bn norm=cn
+        # Compare their mean over the stream, from the records of an archive.
+        contnorm compare records.jsonl.gz norm=bn norm=cn --score aia
+    """
+    if len(sides) not in (2, 3):
+        raise UserError(f"compare: expected two runs, got {len(sides)}. For example: contnorm compare norm=bn norm=cn")
+    store = Store(Path(sides[0]) if len(sides) == 3 else runs)
+    a, b = (select_run(text, store, where or ()) for text in sides[-2:])
     unknown_here = unknown_names([*a.records, *b.records])
     for problem in dict.fromkeys([*a.problems, *b.problems, *unknown_here]):
         print_error(problem)
@@ -104,17 +108,6 @@ def compare(
     notes = [*_unselected(a, b), *divergence_lines(every)]
     kinds = [*moments.split(","), *moments.split(",")] if moments else [None, None]
     show_comparison(a, b, console, notes, score, (kinds[0], kinds[1]), margin=margin, cases=cases)
-
-
-def _split_sides(sides: Sequence[str], runs: Path, has_runs: bool) -> tuple[Path, str, str]:
-    """Folder of records, and the two runs, from the arguments."""
-    if len(sides) == 2:
-        return runs, sides[0], sides[1]
-    if len(sides) != 3:
-        raise UserError(f"compare: expected two runs, got {len(sides)}. For example: contnorm compare norm=bn norm=cn")
-    if has_runs:
-        raise UserError(f"{sides[0]} and --runs {runs}: name the records once.")
-    return Path(sides[0]), sides[1], sides[2]
 
 
 def select_run(text: str, store: Store, where: Sequence[str]) -> SelectedRun:
@@ -267,9 +260,8 @@ def _footer(a: Sequence[Record], b: Sequence[Record], paired: bool) -> str:
 
 
 def _show_settings(a: Record, b: Record, console: Console) -> None:
-    for letter, record in (("A", a), ("B", b)):
-        console.print(safe_text(f"{letter}  {record.config.hash}  {' '.join(run_names(record.config))}"))
     differing = differences(a.config, b.config)
-    console.print(safe_text("differing settings:" if differing else "no differing settings"))
-    for key, (old, new) in differing.items():
-        console.print(safe_text(f"  {key}: {format_value(old)} -> {format_value(new)}"))
+    lines = [f"{side}  {one.config.hash}  {' '.join(run_names(one.config))}" for side, one in (("A", a), ("B", b))]
+    lines.append("differing settings:" if differing else "no differing settings")
+    lines += [f"  {key}: {format_value(old)} -> {format_value(new)}" for key, (old, new) in differing.items()]
+    print_lines(lines, console)

@@ -1,21 +1,22 @@
-"""The `data` command: list data sets, show the details of one, download one, add one, or build a multi-label one."""
+"""The `ls` and `data` commands: list what is available; list, show, download, add and build data sets.
+
+They need no torch.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
 
 from contnorm import bench
 from contnorm.bench.data.dataset import SPLITS
-from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, Listing, published_stream
+from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
 from contnorm.bench.data.registry import (
     ENVIRONMENT,
     FETCHABLE,
@@ -26,21 +27,42 @@ from contnorm.bench.data.registry import (
     location_of,
 )
 from contnorm.bench.data.store import Manifest, find_stored, list_stored, read_manifest
-from contnorm.bench.registries import streams_of_source
-from contnorm.cli.common import DataRoot, console
-from contnorm.cli.examples import Example, examples
-from contnorm.cli.tables import safe_text
+from contnorm.bench.registries import Listing, streams_of_source
+from contnorm.cli.common import DataRoot, console, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown
-
-__all__ = ["data", "describe_build", "show_data_set", "show_data_sets"]
+from contnorm.paper.recipe import find_recipe, recipe_names
 
 EXAMPLES = 8  # missing pictures or classes that are listed
 
 
-@examples(
-    Example("Show which data sets are there, and how to get the others.", "contnorm data"),
-    Example("Show the folder layout of mini-ImageNet.", "contnorm data mini-imagenet"),
-)
+def ls(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="Kind to list: norms, streams, strategies, memories, models, launchers or tables; default: all."
+        ),
+    ] = "",
+    data_root: DataRoot = None,
+) -> None:
+    """List available norms, streams, strategies, memories, models, launchers and tables.
+
+    Examples:
+        # List the norms.
+        contnorm ls norms
+        # List all streams, with those of your own data sets.
+        contnorm ls streams
+    """
+    tables = {name: Listing(find_recipe(name).title, "contnorm") for name in recipe_names()}
+    registries = {**bench.available(data_root), "tables": tables}
+    if what and what not in registries:
+        raise unknown("listing", what, registries)
+    for kind in [what] if what else registries:
+        print_text(kind, style="bold")
+        rows = [(name, str(one.origin), one.summary) for name, one in registries[kind].items()]
+        show_rows(("name", "from", "what it is"), rows, wrap_last=True)
+        console.print()
+
+
 def data(
     name: Annotated[
         str, typer.Argument(help="Data set to show, fetch or build; `add` to add one of yours. Default: list all.")
@@ -84,23 +106,41 @@ def data(
     jobs: Annotated[int | None, typer.Option(help="Number of decoding threads; default: one per core.")] = None,
     data_root: DataRoot = None,
 ) -> None:
-    """List data sets, download one, add one of yours, or build a multi-label one."""
+    """List data sets, download one, add one of yours, or build a multi-label one.
+
+    Examples:
+        # Show which data sets are there, and how to get the others.
+        contnorm data
+        # Show the folder layout of mini-ImageNet.
+        contnorm data mini-imagenet
+    """
     if name == "add":
-        _add(added, data_root, folder, npz, _parse_tasks(tasks, npz), size, test_share)
+        with _bars(MofNCompleteColumn()) as update:
+            path = bench.add_dataset(
+                added, data_root, folder=folder, npz=npz, tasks=_parse_tasks(tasks, npz), size=size,
+                test_share=test_share, progress=update,
+            )  # fmt: skip
+        elsewhere = "" if data_root is None else f" --data-root {shlex.quote(str(data_root))}"
+        lines = [f"{path}: added", *_describe_added(read_manifest(path))]
+        print_lines([*lines, f"run it: contnorm run --stream {added}{elsewhere}"])
     elif added or folder or npz or tasks:
         raise UserError("--folder, --npz and --tasks are for `contnorm data add NAME`, which adds a data set.")
     elif coco or nus or csv or images:
-        sources = {"coco": coco, "nus": nus, "csv": csv, "images": images, "groups": groups, "ids": ids, "base": base}
-        options = {"out": out, "size": size or 256, "allow_missing": allow_missing, "jobs": jobs}
-        _build(name, data_root, {**sources, **options})
+        with _bars(MofNCompleteColumn()) as update:
+            path = bench.build_dataset(
+                    name, data_root, coco=coco, nus=nus, csv=csv, images=images, groups=groups, ids=ids, base=base,
+                    out=out, size=size or 256, allow_missing=allow_missing, jobs=jobs, progress=update,
+                )  # fmt: skip
+        first, *lines = _describe_build(read_manifest(path))
+        print_lines([f"{path}: {first}", *lines])
     else:
         if fetch:
             with _bars(DownloadColumn()) as update:
                 bench.fetch_dataset(name, data_root, base=base, progress=update)
         if name:
-            show_data_set(name, data_root, console)
+            _show_data_set(name, data_root)
         else:
-            show_data_sets(data_root, console)
+            _show_data_sets(data_root)
 
 
 @contextmanager
@@ -116,24 +156,6 @@ def _bars(count: Any) -> Iterator[Any]:
             progress.update(bars[what], completed=done, total=total or None)
 
         yield update
-
-
-def _print(lines: Iterable[str], to: Console = console) -> None:
-    for line in lines:
-        to.print(safe_text(line), soft_wrap=True)
-
-
-def _add(
-    name: str, root: Path | None, folder: Path | None, npz: Path | None, tasks: Any, size: int | None, share: float
-) -> None:
-    """Add a data set of the user's under the data root, with a progress bar, and print how to use it."""
-    with _bars(MofNCompleteColumn()) as update:
-        path = bench.add_dataset(
-            name, root, folder=folder, npz=npz, tasks=tasks, size=size, test_share=share, progress=update
-        )
-    elsewhere = "" if root is None else f" --data-root {shlex.quote(str(root))}"
-    lines = [f"{path}: added", *_describe_added(read_manifest(path))]
-    _print([*lines, f"run it: contnorm run --stream {name}{elsewhere}"])
 
 
 def _parse_tasks(text: str | None, npz: Path | None) -> int | list[list[Any]] | None:
@@ -163,21 +185,17 @@ def _describe_added(manifest: Manifest) -> Iterator[str]:
             yield f"{part}: {', '.join(str(names[i]) for i in block[:EXAMPLES])}{', ...' * (len(block) > EXAMPLES)}"
 
 
-def show_data_sets(folder: Path | None, to: Console) -> None:
+def _show_data_sets(folder: Path | None) -> None:
     """Print one line per data set: its folder under the root, or how to get it."""
     root = data_root(folder)
-    _print([f"data sets under {root} (set another folder with --data-root or {ENVIRONMENT})"], to)
-    heads = ("data set", "folder", "how to get it")
-    table = Table(*(Column(head, no_wrap=True) for head in heads), box=None, pad_edge=False)
-    stored = list_stored(root)
+    print_lines([f"data sets under {root} (set another folder with --data-root or {ENVIRONMENT})"])
+    rows, stored = [], list_stored(root)
     for spec in SOURCES.values():
         location = location_of(spec, root)
         where = f"{location}{_stored_status(stored.get(spec.name))}" if location else "-"
-        table.add_row(*map(safe_text, (spec.name, where, "" if location else _instructions(spec))))
-    for name, path in stored.items():
-        if name not in SOURCES:
-            table.add_row(*map(safe_text, (name, f"{name}{_stored_status(path)}", "")))
-    to.print(table)
+        rows.append((spec.name, where, "" if location else _instructions(spec)))
+    rows += [(name, f"{name}{_stored_status(path)}", "") for name, path in stored.items() if name not in SOURCES]
+    show_rows(("data set", "folder", "how to get it"), rows)
 
 
 def _stored_status(folder: Path | None) -> str:
@@ -191,19 +209,20 @@ def _stored_status(folder: Path | None) -> str:
     return f" ({images:,}{of}{f', {missing:,} missing' if missing else ''})"
 
 
-def show_data_set(name: str, folder: Path | None, to: Console) -> None:
+def _show_data_set(name: str, folder: Path | None) -> None:
     """Print the details of a data set: what it is, the streams that use it, where it was searched, how to get it."""
     root = data_root(folder)
     stored = find_stored(name, root)
     if name not in SOURCES and stored is None:
         raise unknown("data set", name, list(dict.fromkeys([*SOURCES, *list_stored(root)])))
     if name in SOURCES:
-        _print(_details(SOURCES[name], root), to)
+        print_lines(list(_details(SOURCES[name], root)))
     else:
-        _print([f"folder: {stored}"], to)
+        print_lines([f"folder: {stored}"])
     if stored is not None:
         manifest = read_manifest(stored)
-        _print(_describe_added(manifest) if "task_classes" in manifest else describe_build(manifest), to)
+        describe = _describe_added if "task_classes" in manifest else _describe_build
+        print_lines(list(describe(manifest)))
 
 
 def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
@@ -242,32 +261,7 @@ def _layout_text(layout: FileLayout, root: Path) -> str:
     return text + (f" (missing: {', '.join(missing)})" if 0 < len(missing) < len(layout.files) else "")
 
 
-def _build(name: str, root: Path | None, options: Mapping[str, Any]) -> None:
-    """Build a data set, with a progress bar."""
-
-    def show_listing(listing: Listing) -> None:
-        for split in SPLITS:
-            missing = listing.pictures(split, missing=True)
-            names = ", ".join(str(picture.id) for picture in missing[:EXAMPLES])
-            _print(_missing(split, listing.count(missing), listing.task_names, f", such as {names}"))
-
-    with _bars(MofNCompleteColumn()) as update:
-        folder = bench.build_dataset(name, root, **options, progress=update, on_listing=show_listing)
-    first, *lines = describe_build(read_manifest(folder))
-    _print([f"{folder}: {first}", *lines])
-
-
-def _missing(split: str, count: Mapping[str, Any], task_names: Iterable[str], names: str = "") -> Iterator[str]:
-    """Numbers of missing images by task and class, as lines; none if no images are missing."""
-    if count["images"]:
-        tasks = zip(task_names, count["by_task"], strict=True)
-        classes = sorted(count["by_class"].items(), key=lambda pair: (-pair[1], pair[0]))
-        yield f"missing {split} pictures: {count['images']:,}{names}"
-        yield f"  by task: {', '.join(f'{task}: {number:,}' for task, number in tasks if number)}"
-        yield f"  by class: {', '.join(f'{name}: {number:,}' for name, number in classes if number) or 'no labels'}"
-
-
-def describe_build(manifest: Manifest) -> Iterator[str]:
+def _describe_build(manifest: Manifest) -> Iterator[str]:
     """Describe the content and the missing images of a data set that was built, as lines."""
     about, published = manifest["about"], manifest["published_images"]
     train, test = (about["images"][split] for split in SPLITS)
@@ -290,4 +284,10 @@ def describe_build(manifest: Manifest) -> Iterator[str]:
     if not about["complete"]:
         yield "incomplete: missing_pictures in dataset.json lists the missing pictures"
     for split in SPLITS:
-        yield from _missing(split, about["missing"][split], about["task_names"])
+        count = about["missing"][split]
+        if count["images"]:
+            tasks = zip(about["task_names"], count["by_task"], strict=True)
+            classes = sorted(count["by_class"].items(), key=lambda pair: (-pair[1], pair[0]))
+            yield f"missing {split} pictures: {count['images']:,}"
+            yield f"  by task: {', '.join(f'{task}: {number:,}' for task, number in tasks if number)}"
+            yield f"  by class: {', '.join(f'{one}: {number:,}' for one, number in classes if number) or 'no labels'}"

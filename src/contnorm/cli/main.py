@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -19,12 +20,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from contnorm import __version__
 from contnorm.bench.escape import escape_terminal
-from contnorm.cli.common import collection_paused, console
-from contnorm.cli.examples import example_lines, examples_of
-from contnorm.cli.tables import print_error
+from contnorm.cli.common import collection_paused, console, print_error
 from contnorm.errors import UserError
-
-__all__ = ["app", "load_command", "main"]
 
 # Commands with their help. A command is the function of this name in the module of this name, unless it is in _MODULES.
 COMMANDS = {
@@ -40,7 +37,7 @@ COMMANDS = {
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report that compares the norms in your runs: an HTML page or Markdown.",
 }
-_MODULES = {"resume": "run"}
+_MODULES = {"resume": "run", "ls": "data"}
 
 
 def load_command(name: str) -> TyperCommand:
@@ -52,13 +49,18 @@ def load_command(name: str) -> TyperCommand:
     return cast(TyperCommand, typer.main.get_command(single))
 
 
+def examples_of(command: TyperCommand) -> list[str]:
+    """Return the lines of a shell script with the examples in the docstring of a command."""
+    return inspect.cleandoc(str(command.callback.__doc__).partition("Examples:")[2]).splitlines()
+
+
 class _Command(TyperCommand):
     """Command whose help ends with its examples, one per line, so that they can be copied."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)  # rich prints this part directly; the formatter is printed after it
-        lines = example_lines(examples_of(str(self.name)))
-        formatter.write("".join(f"{line}\n" for line in ("", " Examples:", *(f"   {line}" for line in lines))))
+        lines = ["", " Examples:", *(f"   {line}" for line in examples_of(self))]
+        formatter.write("".join(f"{line}\n" for line in lines))
 
 
 class _Group(TyperGroup):

@@ -1,58 +1,23 @@
-"""Options of the commands that run: one for each setting of `FLAGS`, with the help of the schema, and how it is run.
-
-A command takes them as one argument, ``request``, which the decorator `takes_settings` fills in.
-"""
+"""Options of the commands that run: those of settings, from the schema, and those that say how runs are executed."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from contnorm import bench
-from contnorm.bench.config.schema import RunConfig, flatten_settings, show_value
-from contnorm.bench.config.sources import (
-    Setting,
-    collect_settings,
-    parse_assignment,
-    parse_assignments,
-)
+from contnorm.bench.config.schema import field_of, flatten_settings, show_value
+from contnorm.bench.config.sources import Setting, collect_settings, parse_assignment, parse_assignments
 from contnorm.bench.launchers import create_launcher
-from contnorm.cli.common import (
-    DEVICE_HELP,
-    THREADS_HELP,
-    AllowMissing,
-    DataRoot,
-    Lanes,
-    Log,
-    LogDir,
-    LogEvery,
-    MemoryMoments,
-    RunsFolder,
-    importing_torch,
-)
+from contnorm.cli.common import DataRoot, RunsFolder, collection_paused
 from contnorm.errors import UserError
 
 if TYPE_CHECKING:
-    from contnorm.bench import Launcher, Stream
-
-__all__ = [
-    "FLAGS",
-    "Address",
-    "Devices",
-    "LauncherName",
-    "LauncherSettings",
-    "Request",
-    "find_launcher",
-    "setting_help",
-    "takes_settings",
-]
+    from contnorm.bench import RunOptions, Stream
 
 FLAGS = {
     "stream": "stream.name",
@@ -73,149 +38,97 @@ FLAGS = {
 DEFAULTS = {"stream.name": "permuted-mnist", "strategy.name": "er", "norm.name": "cn"}  # a settings file overrides them
 _TEXTS = ("stream.name", "norm.name", "strategy.name", "memory.kind", "model.name", "model.weights")
 
-Devices = Annotated[
-    str | None,
-    typer.Option("--devices", help="GPUs of this machine to use in parallel, such as 0,1,2,3, or all."),
-]
-LauncherName = Annotated[
-    str | None,
-    typer.Option("--launcher", help="Where to execute the runs: local, ray, ...; see `contnorm ls launchers`."),
-]
-Address = Annotated[
-    str | None,
-    typer.Option("--address", help="Address of the cluster for --launcher ray, such as auto or ray-head:6379."),
-]
-LauncherSettings = Annotated[
-    list[str] | None,
-    typer.Option("--launcher-set", metavar="KEY=VALUE", help="Option of the launcher, such as retries=5; repeatable."),
-]
-# How runs are executed: the annotation and the default of each option.
-_EXECUTION: dict[str, tuple[Any, Any]] = {
-    "device": (Annotated[str, typer.Option(help=DEVICE_HELP)], "cpu"),
-    "devices": (Devices, None),
-    "lanes": (Lanes, None),
-    "threads": (Annotated[int, typer.Option(help=THREADS_HELP)], 1),
-    "memory_moments": (MemoryMoments, False),
+
+def _option(kind: Any, text: str, *names: str, default: Any = None, **more: Any) -> tuple[Any, Any]:
+    return Annotated[kind, typer.Option(*names, help=text, **more)], default
+
+
+# How runs are executed: the annotation and the default of each option, by the name of the argument.
+EXECUTION: dict[str, tuple[Any, Any]] = {
+    "device": _option(str | None, "Device: cpu (the default), cuda, or a GPU by its index, such as cuda:1."),
+    "devices": _option(str | None, "GPUs of this machine to use in parallel, such as 0,1,2,3, or all."),
+    "lanes": _option(int | None, "Number of parallel runs. Default: 8 on a GPU, one per core on a CPU."),
+    "threads": _option(int | None, "CPU threads per run, by default 1. Changing it changes results slightly."),
+    "memory_moments": _option(
+        bool,
+        "Evaluate with the moments of the replay memory too, beside --eval-moments; the run has the same hash.",
+        "--memory-moments",
+        default=False,
+    ),
     "runs": (RunsFolder, Path("runs")),
     "data_root": (DataRoot, None),
-    "allow_missing": (AllowMissing, False),
-    "log": (Log, None),
-    "log_every": (LogEvery, 50),
-    "log_dir": (LogDir, None),
-    "launcher": (LauncherName, None),
-    "address": (Address, None),
-    "launcher_set": (LauncherSettings, None),
-    "config": (Annotated[Path | None, typer.Option(help="TOML file of settings.")], None),
-    "set_": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--set",
-                metavar="KEY=VALUE",
-                help="Any setting, such as strategy.forward=separate; or its values, as train.batch=5,10; repeatable.",
-            ),
-        ],
-        None,
+    "allow_missing": _option(
+        bool, "Accept a published data set with missing images; noted in the record.", "--allow-missing", default=False
+    ),
+    "log": _option(
+        list[str] | None, "Log metrics while the runs train: csv, tensorboard, wandb or mlflow; repeatable."
+    ),
+    "log_every": _option(int, "Steps between the losses that are logged.", default=50),
+    "log_dir": _option(Path | None, "Folder of logs. Default: next to the runs folder, as runs-logs."),
+    "launcher": _option(str | None, "Where to execute the runs: local, ray, ...; see `contnorm ls launchers`."),
+    "launcher_set": _option(
+        list[str] | None,
+        "Option of the launcher, such as address=auto or retries=5; repeatable.",
+        metavar="KEY=VALUE",
+    ),
+}
+_SETTINGS: dict[str, tuple[Any, Any]] = {
+    "config": _option(Path | None, "TOML file of settings."),
+    "set_": _option(
+        list[str] | None,
+        "Any setting, such as strategy.forward=separate; or its values, as train.batch=5,10; repeatable.",
+        "--set",
+        metavar="KEY=VALUE",
     ),
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a command was asked to run.
+def takes_options(*names: str, settings: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command options of `EXECUTION`, which it gets as the dictionary ``execution``.
 
-    Attributes:
-        typed: The settings of options and of ``--set``; several values are a list.
-        execution: The options of execution, by name.
+    Args:
+        names: Names of the options.
+        settings: Whether it has those of settings too. It gets what was typed as ``typed``, a list; several values of a
+            setting are a list. The settings file is in ``execution["config"]``.
     """
 
-    typed: list[Setting] = field(default_factory=list)
-    execution: dict[str, Any] = field(default_factory=dict)
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command, eval_str=True).parameters
+        flags: dict[str, tuple[Any, Any]] = {}
+        for flag, key in FLAGS.items() if settings else ():
+            default = f" Default: {DEFAULTS[key]}." if key in DEFAULTS else ""
+            flags[flag.replace("-", "_")] = _option(str | None, f"{field_of(key).description}{default}", f"--{flag}")
+        given = {name: (one.annotation, one.default) for name, one in own.items() if name not in ("typed", "execution")}
+        execution = {name: EXECUTION[name] for name in names} | (_SETTINGS if settings else {})
 
-    @property
-    def is_sweep(self) -> bool:
-        """Whether a setting has several values."""
-        return any(isinstance(setting.value, list) for setting in self.typed)
+        def call(**values: Any) -> Any:
+            typed = []
+            for flag, key in FLAGS.items() if settings else ():
+                text = values.pop(flag.replace("-", "_"))
+                if text is not None:
+                    typed.append(Setting(f"--{flag}", key, _parse_list(f"--{flag}", key, text)))
+            chosen = {name: values.pop(name) for name in execution}
+            for setting in parse_assignments(chosen.pop("set_", None) or ()):
+                several = isinstance(setting.value, str) and "," in setting.value and setting.key not in _TEXTS
+                value = _parse_list(setting.origin, setting.key, setting.value) if several else setting.value
+                typed.append(Setting(setting.origin, setting.key, value))
+            options = dict(parse_assignment(text) for text in chosen.pop("launcher_set", None) or ())
+            if chosen.get("launcher") or options:
+                chosen["launcher"] = create_launcher(chosen["launcher"] or "local", options)
+            return command(execution=chosen, **({"typed": typed} if settings else {}), **values)
 
-    @property
-    def runs(self) -> Path:
-        """The folder of records and checkpoints."""
-        return Path(self.execution["runs"])
-
-    @functools.cached_property
-    def launcher(self) -> Launcher | None:
-        """Where runs are executed."""
-        return find_launcher(*(self.execution[name] for name in ("launcher", "address", "launcher_set")))
-
-    def settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the settings of the stream by name, and the others by dotted key."""
-        values = collect_settings(DEFAULTS, self.execution["config"], self.typed, ())
-        stream = values.pop("stream")
-        lists = {f"stream.{name}": value for name, value in stream.items() if isinstance(value, list)}
-        single = {name: value for name, value in stream.items() if not isinstance(value, list)}
-        return single, {**flatten_settings(values), **lists}
-
-    def load_stream(self, settings: dict[str, Any]) -> Stream:
-        """Load the stream of some settings."""
-        missing = self.execution["allow_missing"]
-        return bench.load_stream(root=self.execution["data_root"], allow_missing=missing, **settings)
-
-    def importing(self) -> AbstractContextManager[None]:
-        """Return the context for the first import of torch, with which a GPU is initialized."""
-        execution = self.execution
-        return importing_torch(execution["device"], in_workers=bool(execution["devices"] or execution["launcher"]))
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `bench.run` that say how runs are executed."""
-        names = ("device", "devices", "lanes", "threads", "memory_moments", "runs", "log", "log_every", "log_dir")
-        return {**{name: self.execution[name] for name in names}, "launcher": self.launcher}
-
-
-def takes_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of settings and of execution, which it gets as its argument ``request``."""
-    own = [one for name, one in inspect.signature(command, eval_str=True).parameters.items() if name != "request"]
-    parameters = []
-    for flag, key in FLAGS.items():
-        default = f" Default: {DEFAULTS[key]}." if key in DEFAULTS else ""
-        option = typer.Option(f"--{flag}", help=f"{setting_help(key)}{default}")
-        parameters.append((flag.replace("-", "_"), Annotated[str | None, option], None))
-    parameters += [(one.name, one.annotation, one.default) for one in own]
-    parameters += [(name, annotation, default) for name, (annotation, default) in _EXECUTION.items()]
-
-    def with_request(**values: Any) -> Any:
-        typed = []
-        for flag, key in FLAGS.items():
-            text = values.pop(flag.replace("-", "_"))
-            if text is not None:
-                typed.append(Setting(f"--{flag}", key, _parse_list(f"--{flag}", key, text)))
-        for setting in parse_assignments(values["set_"] or ()):
-            several = isinstance(setting.value, str) and "," in setting.value and setting.key not in _TEXTS
-            value = _parse_list(setting.origin, setting.key, setting.value) if several else setting.value
-            typed.append(Setting(setting.origin, setting.key, value))
-        execution = {name: values.pop(name) for name in _EXECUTION}
-        return command(request=Request(typed, execution), **values)
-
-    with_request.__name__, with_request.__doc__ = command.__name__, command.__doc__
-    with_request.__annotations__ = {name: annotation for name, annotation, _ in parameters}
-    with_request.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
+        shown = {**flags, **given, **execution}
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        call.__annotations__ = {name: annotation for name, (annotation, _) in shown.items()}
+        parameters = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, annotation, default in parameters
+            for name, (annotation, default) in shown.items()
         ]
-    )
-    return with_request
+        parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return call
 
-
-def setting_help(key: str) -> str:
-    """Return the description of a setting in the schema.
-
-    Example:
-        >>> setting_help("train.lr")
-        'Learning rate.'
-    """
-    group, _, name = key.partition(".")
-    of_group: Any = RunConfig.__dataclass_fields__[group].default_factory
-    return str(of_group.__dataclass_fields__[name].default.description)
+    return decorate
 
 
 def _parse_list(flag: str, key: str, text: str) -> Any:
@@ -232,21 +145,20 @@ def _parse_list(flag: str, key: str, text: str) -> Any:
     return values if len(values) > 1 else values[0]
 
 
-def find_launcher(name: str | None, address: str | None, assignments: Iterable[str] | None) -> Launcher | None:
-    """Create the launcher of the command-line options; None for this machine.
+def load_stream(typed: list[Setting], execution: dict[str, Any]) -> tuple[Stream, dict[str, Any]]:
+    """Load the stream of what was typed; returns it with the arguments of `bench.run`."""
+    arguments = dict(execution)
+    root, missing = arguments.pop("data_root"), arguments.pop("allow_missing")
+    values = collect_settings(DEFAULTS, arguments.pop("config"), typed, ())
+    stream = values.pop("stream")
+    lists = {f"stream.{name}": stream.pop(name) for name in list(stream) if isinstance(stream[name], list)}
+    with collection_paused():
+        loaded = bench.load_stream(root=root, allow_missing=missing, **stream)
+    return loaded, {"settings": {**flatten_settings(values), **lists}, **arguments}
 
-    Example:
-        >>> find_launcher(None, "auto", None)
-        Traceback (most recent call last):
-        contnorm.errors.UserError: --address: needs --launcher, such as --launcher ray.
-    """
-    options = dict(parse_assignment(text) for text in assignments or ())
-    if address is not None:
-        options["address"] = address
-    if name is None:
-        if options:
-            flag = "--address" if address is not None else "--launcher-set"
-            raise UserError(f"{flag}: needs --launcher, such as --launcher ray.")
-        return None
-    launcher: Launcher | None = create_launcher(name, options)
-    return launcher
+
+def run_options(execution: Mapping[str, Any]) -> RunOptions:
+    """Return the options of execution for the functions of `contnorm.paper`, which take the folders apart."""
+    names = ("device", "devices", "lanes", "threads", "memory_moments", "allow_missing", "launcher")
+    with collection_paused():
+        return bench.RunOptions(**{name: execution[name] for name in names if execution[name] is not None})

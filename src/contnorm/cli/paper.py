@@ -7,115 +7,119 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Column, Table
 
-from contnorm import bench
 from contnorm import paper as api
+from contnorm.bench.config.schema import field_of
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
+from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.bench.sequential import MARGIN, MAX_SEEDS
-from contnorm.cli.common import (
-    DEVICE_HELP,
-    MAX_STEPS_HELP,
-    PRECISION_HELP,
-    THREADS_HELP,
-    AllowMissing,
-    DataRoot,
-    Lanes,
-    MemoryMoments,
-    RunsFolder,
-    console,
-    importing_torch,
-)
-from contnorm.cli.examples import Example, examples
-from contnorm.cli.options import Address, Devices, LauncherName, LauncherSettings, find_launcher
-from contnorm.cli.paper_tables import show_claims, show_curves, show_data_table, show_table
-from contnorm.cli.tables import needed_width, print_error, print_indented, print_text, safe_text
+from contnorm.cli.common import console, print_error, print_lines, print_text, show_rows
+from contnorm.cli.options import run_options, takes_options
 from contnorm.errors import UserError
-from contnorm.paper.data_table import compare_data
+from contnorm.paper.claims import ClaimCase, ClaimResult, Evidence
+from contnorm.paper.data_table import ComparedData, compare_data
+from contnorm.paper.format import (
+    case_numbers,
+    case_outcome_text,
+    claim_title,
+    no_interval_reason,
+    not_run_text,
+    paper_number,
+    spread,
+    verdict_text,
+)
+from contnorm.paper.measured import MeasuredCell
 from contnorm.paper.published import RUNS
-from contnorm.paper.tables import MOST_NAMED, divergence_remarks
+from contnorm.paper.recipe import Recipe
+from contnorm.paper.record_remarks import LABEL_FORGETTING, data_remarks
+from contnorm.paper.scores import score_title
+from contnorm.paper.tables import (
+    MOST_NAMED,
+    Line,
+    data_part_remarks,
+    divergence_remarks,
+    lines_of,
+    precision_remarks,
+    renorm_remarks,
+    verdict_remarks,
+)
 
 if TYPE_CHECKING:
     from contnorm.paper import TableOptions, TableResult, TableVariant
 
-__all__ = ["paper", "run_recipe", "show_recipes"]
+SHOWN = (
+    "stream",
+    "strategy",
+    "buffer",
+    "forward",
+    "batch",
+    "replay",
+    "tasks",
+    "setting",
+    "labels",
+)  # dimensions that have a column
+COLUMNS = ("tasks", "shape", "train", "test", "classes")  # of the table of data sets
 
-LEAST_DATA_WIDTH = 24  # minimum width of the data column of `--list`
 
-
-@examples(
-    Example("List the tables and figures, and the data that they need.", "contnorm paper --list"),
-    Example(
-        "Reproduce the rows of CN in Table 2, on a GPU.", "contnorm paper table2 --only norm=cn --device cuda", "data"
-    ),
-)
+@takes_options(
+    "device", "lanes", "threads", "memory_moments", "data_root", "allow_missing", "runs", "devices", "launcher",
+    "launcher_set",
+)  # fmt: skip
 def paper(
+    execution: dict[str, Any],
     recipe: Annotated[
         str, typer.Argument(help="Recipe: table1 ... table14, figure1 ... figure3, panel, or a TOML file.")
     ] = "",
     list_: Annotated[bool, typer.Option("--list", help="List the recipes and how many runs of each are done.")] = False,
     seeds: Annotated[
-        int | None,
-        typer.Option(help="Number of seeds, counted from 0; default: 5, as in the paper.", show_default=False),
+        int | None, typer.Option(help="Number of seeds, counted from 0; default: 5, as in the paper.")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Restrict to matching cells, such as norm=cn or buffer=500; repeatable.")
     ] = None,
-    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "cpu",
-    lanes: Lanes = None,
-    threads: Annotated[int, typer.Option(help=THREADS_HELP)] = 1,
-    precision: Annotated[str | None, typer.Option(help=PRECISION_HELP)] = None,
-    max_steps: Annotated[int | None, typer.Option(help=MAX_STEPS_HELP)] = None,
+    precision: Annotated[str | None, typer.Option(help=str(field_of("train.precision").description))] = None,
+    max_steps: Annotated[int | None, typer.Option(help=str(field_of("train.max_steps").description))] = None,
     lr: Annotated[
         str, typer.Option(help="Learning rates: one (the recipe's), best (per norm, from `contnorm tune`) or both.")
     ] = "both",
     selected: Annotated[
         Path | None, typer.Option(help="File of learning rates written by `contnorm tune --out`.")
     ] = None,
-    memory_moments: MemoryMoments = False,
-    data_root: DataRoot = None,
-    allow_missing: AllowMissing = False,
-    runs: RunsFolder = Path("runs"),
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a recipe setting as key=value; disables the verdicts. Repeatable."),
     ] = None,
-    devices: Devices = None,
-    launcher: LauncherName = None,
-    address: Address = None,
-    launcher_set: LauncherSettings = None,
     until_decided: Annotated[
         bool,
-        typer.Option(
-            "--until-decided", help="Add seeds from 100 on in stages, until each case of each claim is decided."
-        ),
+        typer.Option("--until-decided", help="Run fresh seeds, from 100 on, until each claim is decided."),
     ] = False,
     margin: Annotated[float, typer.Option(help="Largest difference in points that counts as equivalent.")] = MARGIN,
-    max_seeds: Annotated[
-        int | None,
-        typer.Option(help=f"Most seeds that --until-decided adds; default: {MAX_SEEDS}.", show_default=False),
-    ] = None,
+    max_seeds: Annotated[int, typer.Option(help="Limit of fresh seeds for --until-decided.")] = MAX_SEEDS,
 ) -> None:
-    """Reproduce a table or figure of the paper: run what is missing, compare with the published numbers."""
+    """Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.
+
+    Examples:
+        # List the tables and figures, and the data that they need.
+        contnorm paper --list
+        # Reproduce the rows of CN in Table 2, on a GPU. Needs the data set.
+        contnorm paper table2 --only norm=cn --device cuda
+    """
     check_seeds(RUNS if seeds is None else seeds)
-    if max_seeds is not None and not until_decided:
-        raise UserError(f"--max-seeds {max_seeds}: is the limit of --until-decided. Add that option, or use --seeds.")
-    with importing_torch(device, in_workers=bool(devices or launcher)):
-        where = find_launcher(launcher, address, launcher_set)
-        options = bench.RunOptions(
-            device, lanes, threads, False, allow_missing, where, devices, memory_moments=memory_moments
-        )
+    runs, root = execution["runs"], execution["data_root"]
     if list_ or not recipe:
-        show_recipes(RUNS if seeds is None else seeds, data_root, runs, console, recipe)
+        show_recipes(RUNS if seeds is None else seeds, root, runs, console, recipe)
         return
+    options = run_options(execution)
     request = api.TableOptions(
-        seeds, only or [], options, max_steps, precision, data_root, runs, lr, selected, set_ or [],
-        until_decided, margin, MAX_SEEDS if max_seeds is None else max_seeds,
+        seeds, only or [], options, max_steps, precision, root, runs, lr, selected, set_ or [], until_decided, margin,
+        max_seeds,
     )  # fmt: skip
     raise typer.Exit(run_recipe(recipe, request, console))
 
@@ -125,7 +129,7 @@ def run_recipe(name: str, options: TableOptions, console: Console) -> int:
     recipe = api.find_recipe(name)
     if options.until_decided and recipe.kind in ("drawing", "data"):
         raise UserError(f"--until-decided: {recipe.name} has no runs. Leave the option out.")
-    console.print(safe_text(f"{recipe.name}: {recipe.title}"), style="bold")
+    print_text(f"{recipe.name}: {recipe.title}", console, "bold")
     if recipe.kind == "drawing":
         print_text("It is a drawing, and needs no runs: docs/figures/cubes-light.svg in the documentation.", console)
         return 0
@@ -151,7 +155,7 @@ def _show_result(result: TableResult, options: TableOptions, console: Console) -
     for problem in result.problems:
         print_error(problem)
     if options.settings:
-        console.print(safe_text(f"changed from the recipe: {' '.join(options.settings)}"), soft_wrap=True)
+        print_lines([f"changed from the recipe: {' '.join(options.settings)}"], console)
     for line in result.notes:
         print_text(line, console)
     for variant in result.variants:
@@ -173,7 +177,7 @@ def _show_variant(variant: TableVariant, console: Console, modified: bool, optio
         print_text(line, console)
     missing = variant.missing
     if len(missing) == len(variant.cells):
-        console.print(safe_text("No run of this table is done."))
+        print_text("No run of this table is done.", console)
         return
     if missing:
         more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
@@ -188,7 +192,7 @@ def _show_variant(variant: TableVariant, console: Console, modified: bool, optio
 
 
 def show_recipes(seeds: int, folder: Path | None, runs: Path, console: Console, only: str = "") -> None:
-    """Print one line per recipe: name and title, the data it needs and where that is, runs done and in total.
+    """Print one row per recipe: name and title, the data it needs and where that is, runs done and in total.
 
     Args:
         seeds: Number of seeds of each run.
@@ -198,22 +202,124 @@ def show_recipes(seeds: int, folder: Path | None, runs: Path, console: Console, 
         only: Name or file of a single recipe; empty for all of the paper's.
     """
     root = data_root(folder)
-    console.print(safe_text(f"Data: {root} (set --data-root or {ENVIRONMENT} for another folder). Runs: {runs}."))
+    print_lines([f"Data: {root} (set --data-root or {ENVIRONMENT} for another folder). Runs: {runs}."], console)
     recipes = api.recipe_status([only] if only else [], seeds=seeds, data=folder, runs=runs)
     rows = [(one.name, one.done, one.title, one.data) for one in recipes]
-    table = _table(rows, ("recipe", "runs done", "title"))
-    if needed_width(table, console) + LEAST_DATA_WIDTH <= console.width:
-        console.print(_table(rows, ("recipe", "runs done", "title", "data")))
-        return
-    for name, done, *rest in rows:
-        console.print(safe_text(f"{name}  {done}"))
-        for line in rest:
-            print_indented(line, console)
+    show_rows(("recipe", "runs done", "title", "data"), rows, console, named=2, wrap_last=True)
 
 
-def _table(rows: Sequence[tuple[str, ...]], heads: Sequence[str]) -> Table:
-    """Table of the columns in ``heads``; only the data column may wrap."""
-    table = Table(*(Column(head, no_wrap=head != "data") for head in heads), box=None, pad_edge=False)
+def show_table(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console, verdicts: bool = True) -> None:
+    """Print one row per score of a cell with records.
+
+    Args:
+        recipe: Recipe of the table.
+        measured: All cells of the table.
+        console: Terminal to print to.
+        verdicts: False for runs that are not comparable with the paper's, such as smoke tests.
+    """
+    lines = [line for one in measured if one.records for line in lines_of(recipe, one)]
+    shown = _dimensions(recipe, measured)
+    heads = [*shown, "norm", "score", "seeds", "ours", "paper"]
+    heads += ["difference", "95 % interval", "verdict"] if verdicts else []
+    rows = []
+    for line in lines:
+        cells = [*_place(line.measured, shown), score_title(line.score), str(len(line.values)), spread(line.values)]
+        cells.append(paper_number(line.published))
+        rows.append(cells + (list(verdict_text(line.comparison)) if verdicts else []))
+    show_rows(heads, rows, console, named=len(shown) + 1)
+    console.print()
+    for text in _footer(recipe, measured, lines, verdicts):
+        print_text(text, console)
+
+
+def _dimensions(recipe: Recipe, measured: Sequence[MeasuredCell]) -> list[str]:
+    """Columns that name a cell: stream, strategy, dimensions with values, and the learning rate if it varies."""
+    recorded = [one for one in measured if one.records]
+    places = [one.cell.place for one in recorded]
+    shown = [key for key in SHOWN if key in ("stream", "strategy") or any(p[key] is not None for p in places)]
+    selected = any("lr" in selected.settings.get("train", {}) for selected in recipe.selected)
+    return [*shown, "lr"] if selected or len({_rate(one) for one in recorded}) > 1 else shown
+
+
+def _rate(one: MeasuredCell) -> float | None:
+    return next((record.config.train.lr for record in one.records.values()), None)
+
+
+def _place(one: MeasuredCell, shown: Sequence[str]) -> list[str]:
+    place = {**one.cell.place, "lr": _rate(one)}
+    return [*("all" if place[key] is None else str(place[key]) for key in shown), one.cell.norm]
+
+
+def _footer(recipe: Recipe, measured: Sequence[MeasuredCell], lines: Sequence[Line], verdicts: bool) -> list[str]:
+    notes = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
+    notes += [LABEL_FORGETTING] if any(n in LABEL_SCORES and n.startswith("fm") for n in recipe.scores.values()) else []
+    notes += data_part_remarks(measured)
+    notes += [recipe.note] if recipe.note else []
+    notes += renorm_remarks(measured)
+    notes += precision_remarks(measured)
+    if not verdicts:
+        notes.append(
+            "A smoke test, or changed settings: not comparable with the paper, so there are no verdicts on its numbers."
+        )
+        return notes
+    return notes + verdict_remarks(recipe, lines)
+
+
+def show_curves(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console) -> None:
+    """Print one row per score of a cell: the mean over seeds after each task."""
+    shown = _dimensions(recipe, measured)
+    rows = []
+    for one in measured:
+        for score in recipe.scores.values():
+            curves = list(one.curves(score).values())
+            if curves:
+                means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=False)]
+                rows.append([*_place(one, shown), score_title(score), str(len(curves)), *means])
+    tasks = max((len(row) for row in rows), default=0) - len(shown) - 3
+    heads = [*shown, "norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
+    show_rows(heads, rows, console, named=len(shown) + 2)
+    console.print()
+    data = data_remarks(record for one in measured for record in one.records.values())
+    for text in [*([recipe.note] if recipe.note else []), *precision_remarks(measured), *data]:
+        print_text(text, console)
+
+
+def show_claims(results: Sequence[ClaimResult], console: Console, *, complete: bool = True) -> None:
+    """Print each claim with its outcome and evidence, case by case; ``complete`` is False if some cells are not run."""
+    for result in results:
+        console.print()
+        print_text(claim_title(result, complete=complete), console)
+        for case in result.cases:
+            print_text(f"  {case.what}: {_case_text(case, result.evidence)}", console)
+        if not result.cases:
+            print_text("  none of its cells has a record", console)
+        elif result.not_run:
+            print_text(f"  {not_run_text(result)}", console)
+
+
+def _case_text(case: ClaimCase, evidence: Evidence) -> str:
+    mean, interval = case_numbers(case)
+    first = f"{mean}, " if case.paired else ""
+    if case.interval is None:
+        return f"{first}{no_interval_reason(case)}: {case_outcome_text(case)}"
+    kind = "" if case.is_ratio else "interval " if evidence == "staged" else "95 % interval "
+    return f"{first}{kind}{interval}, {case.seeds} seeds: {case_outcome_text(case)}"
+
+
+def show_data_table(rows: Sequence[ComparedData], console: Console) -> None:
+    """Print one row per data set on disk, with the paper's value where it differs; then what is missing."""
+
+    def text(value: object) -> str:
+        return "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}"
+
+    shown = []
     for row in rows:
-        table.add_row(*map(safe_text, row[: len(heads)]))
-    return table
+        if row.measured is not None:
+            pairs = {name: (getattr(row.measured, name), getattr(row.published, name)) for name in COLUMNS}
+            differing = [name for name, (ours, theirs) in pairs.items() if ours != theirs]
+            cells = [text(a) if a == b else f"{text(a)} ({text(b)})" for a, b in pairs.values()]
+            shown.append([row.measured.stream, *cells, f"differs in {', '.join(differing)}" if differing else "agrees"])
+    show_rows(("stream", *COLUMNS, "verdict"), shown, console)
+    notes = [row.missing for row in rows if row.missing]
+    notes += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
+    print_lines(["Measured on disk; the paper's value is in brackets where it differs.", *notes], console)

@@ -7,18 +7,10 @@ from typing import Annotated
 
 import typer
 
-from contnorm.cli.common import console
-from contnorm.cli.examples import Example, examples
-from contnorm.cli.tables import print_error, safe_text
+from contnorm.cli.common import print_error, print_lines
 from contnorm.report.report import collect_report, write_report
 
-__all__ = ["report"]
 
-
-@examples(
-    Example("Write report.html, which compares the norms of your runs.", "contnorm report"),
-    Example("Write the tables as Markdown.", "contnorm report --out report.md"),
-)
 def report(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File in .html or .md, or folder for one Markdown file per table.")
@@ -35,10 +27,17 @@ def report(
         typer.Option("--runs", help="Folder or archive of records; repeatable, for one report over several."),
     ] = None,
 ) -> None:
-    """Write a report that compares the norms in your runs: an HTML page or Markdown."""
+    """Write a report that compares the norms in your runs: an HTML page or Markdown.
+
+    Examples:
+        # Write report.html, which compares the norms of your runs.
+        contnorm report
+        # Write the tables as Markdown.
+        contnorm report --out report.md
+    """
     content = collect_report(runs or [Path("runs")], table or ())
     for problem in content.runs.problems:
         print_error(problem)
     files = write_report(content, out)
     where = str(files[0]) if len(files) == 1 else f"{len(files)} files under {out}"
-    console.print(safe_text(f"{content.lead[0]} See {where}"), soft_wrap=True)
+    print_lines([f"{content.lead[0]} See {where}"])

@@ -16,9 +16,7 @@ from contnorm.bench.config.sources import format_value
 from contnorm.bench.records import Record, Runs, Store, is_archive
 from contnorm.bench.selection import SHORT_KEYS, conditions_of, no_match, resolve_key, setting_keys
 from contnorm.bench.unfinished import UnfinishedRun, unfinished_runs
-from contnorm.cli.common import RunsFolder, Where, console
-from contnorm.cli.examples import Example, examples
-from contnorm.cli.tables import print_error, print_text, safe_text, show_rows
+from contnorm.cli.common import RunsFolder, Where, console, print_error, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown
 from contnorm.paper.format import spread
 from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables, unknown_names
@@ -29,18 +27,7 @@ if TYPE_CHECKING:
 
 COLUMNS = "run,stream,strategy,norm,lr,seeds,acc,fm,la,aia"
 
-__all__ = ["load_selection", "show", "show_matrices", "show_scores"]
 
-
-@examples(
-    Example("Show the mean scores of all runs.", "contnorm show"),
-    Example(
-        "Show chosen columns of the runs with CN, best accuracy first.",
-        "contnorm show --where norm=cn --columns norm,lr,acc,fm --sort acc",
-    ),
-    Example("Write a table with one row per run and seed.", "contnorm show --to runs.csv"),
-    Example("Write all records to one file, which every command reads.", "contnorm show --to records.jsonl.gz"),
-)
 def show(
     run: Annotated[
         list[str] | None,
@@ -66,7 +53,18 @@ def show(
         ),
     ] = None,
 ) -> None:
-    """Show the scores of finished runs, averaged over seeds, or write them to a file."""
+    """Show the scores of finished runs, averaged over seeds, or write them to a file.
+
+    Examples:
+        # Show the mean scores of all runs.
+        contnorm show
+        # Show chosen columns of the runs with CN, best accuracy first.
+        contnorm show --where norm=cn --columns norm,lr,acc,fm --sort acc
+        # Write a table with one row per run and seed.
+        contnorm show --to runs.csv
+        # Write all records to one file, which every command reads.
+        contnorm show --to records.jsonl.gz
+    """
     every, unfinished = load_selection(Store(runs), run, ())
     selected = every.where(*(where or ()))
     if not selected.records and not (to and selected.diverged):
@@ -78,7 +76,7 @@ def show(
     if to is not None and to.suffix not in (".md", ".tex"):
         selected.save(to, by_task)
         counts = f"{len(selected.records)} finished and {len(selected.diverged)} diverged runs"
-        console.print(safe_text(f"{counts} written to {to}"), soft_wrap=True)
+        print_lines([f"{counts} written to {to}"])
         raise typer.Exit(2 if selected.problems else 0)
     if by_task:
         tables = list(accuracy_tables(selected.records))

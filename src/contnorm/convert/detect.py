@@ -207,8 +207,6 @@ def _options_of(module: nn.Module, constant: bool) -> dict[str, object]:
         options["affine"] = _has_affine(module)
     if "kernel" not in vars(module):  # a class attribute is not the user's choice and must not bind the replacement
         options.pop("kernel", None)
-    if hasattr(module, "_contnorm_tracked"):  # a layer of torch, frozen by moments/freeze.py
-        options["track_running_stats"] = module._contnorm_tracked
     return options
 
 
@@ -242,8 +240,6 @@ def _describe_registered(module: nn.Module, entry: NormInfo) -> DetectedNorm | U
             options[name] = value
     if "affine" in options:
         options["affine"] = _has_affine(module)
-    if hasattr(module, "_contnorm_tracked"):
-        options["track_running_stats"] = module._contnorm_tracked
     return DetectedNorm(entry.name, channels, dim, options)
 
 

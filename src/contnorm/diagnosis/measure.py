@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from contnorm.checks import check_model
 from contnorm.diagnosis.result import Diagnosis, Distance, LayerDistances
-from contnorm.moments.batches import Call, call_on_first_element, to_model_device
 from contnorm.moments.freeze import evaluation_mode
-from contnorm.moments.reestimate import LayerMoments, moment_layers, reestimate
+from contnorm.moments.pooling import moment_layers
+from contnorm.moments.reestimate import Call, LayerMoments, call_on_first_element, reestimate, to_model_device
 
 __all__ = ["ByTask", "diagnose"]
 

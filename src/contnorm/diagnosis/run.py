@@ -10,7 +10,7 @@ from contnorm.bench.components import own_code
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.data.registry import data_root, load_source
 from contnorm.bench.engine.checkpoint import load_run_weights, weights_path
-from contnorm.bench.engine.evaluate import TaskBatches, classes_of
+from contnorm.bench.engine.evaluate import classes_of, task_batches
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.run import RunOptions
 from contnorm.bench.engine.trainer import Trainer
@@ -131,8 +131,8 @@ def _diagnose_record(record: Record, path: Path, environment: RunOptions) -> Dia
             # A run with max_steps has only reached the tasks that it has accuracies of.
             return diagnose(
                 trainer.model,
-                [TaskBatches(trainer, task) for task in range(matrix.tasks)],
-                test_by_task=[TaskBatches(trainer, task, test=True) for task in range(matrix.tasks)],
+                [task_batches(trainer, task) for task in range(matrix.tasks)],
+                test_by_task=[task_batches(trainer, task, test=True) for task in range(matrix.tasks)],
                 learned=learned,
                 predict=lambda model, x, task: classes_of(trainer, x, task),
             )

@@ -41,13 +41,11 @@ from torch.utils.data import DataLoader
 from contnorm.bench.api.stream import Stream, TaskDataset
 from contnorm.bench.streams.device import DeviceStream
 from contnorm.convert.conversion import convert_norm, norm_layers
-from contnorm.moments.layers import moment_buffers, write_moments
-from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate
+from contnorm.moments.pooling import Moments, keeps_moments, read_moments, write_moments
+from contnorm.moments.reestimate import Reestimated, reestimate
 from contnorm.registry import DIMS, LayerFactory, NormInfo, norm_class, resolve_norm
 
 __all__ = ["NormEffect", "NormPlugin", "RandomCropAndFlip", "to_avalanche"]
-
-Moments = dict[str, tuple[Tensor, Tensor]]
 
 
 class NormPlugin(SupervisedPlugin):
@@ -182,7 +180,7 @@ class NormEffect(PluginMetric[float]):
 
     def reset(self) -> None:
         """Start a new evaluation."""
-        self._exact_moments: Moments | None = None  # those of all data, in one evaluation
+        self._exact_moments: dict[str, Moments] | None = None  # those of all data, in one evaluation
         self._count = self._exact = self._used = 0
         self._correct = self._seen = 0
 
@@ -224,12 +222,12 @@ class NormEffect(PluginMetric[float]):
             moments = self._exact_moments or _measured(strategy, parts)
             self._exact_moments = moments if self.moments == "all" else None
             layers = {name: strategy.model.get_submodule(name) for name in moments}
-            old = {name: tuple(buffer.clone() for buffer in moment_buffers(layer)) for name, layer in layers.items()}
+            old = read_moments(layers)
             try:
                 write_moments(layers, moments)
                 exact = _evaluate(strategy)
             finally:
-                write_moments(layers, old)  # type: ignore[arg-type]
+                write_moments(layers, old)
         self._exact, self._used, self._count = self._exact + exact, self._used + self._correct, self._count + self._seen
         return [self._value(strategy, "Exp", (exact - self._correct) / self._seen)]
 
@@ -248,7 +246,7 @@ def _experience_id(experience: Any) -> int:
     return int(getattr(experience, "origin_experience", experience).current_experience)
 
 
-def _measured(strategy: Any, parts: Sequence[Any]) -> Moments:
+def _measured(strategy: Any, parts: Sequence[Any]) -> dict[str, Moments]:
     """Return the exact moments of data sets, by layer; the model keeps its own."""
     batches = _Chained([_batches_of(strategy, data) for data in parts])
     with reestimate(strategy.model, batches, call=_forward_on(strategy.device), frozen="lift") as done:

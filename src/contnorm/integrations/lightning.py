@@ -20,9 +20,8 @@ from contnorm.convert.sync import convert_sync, needs_sync, revert_sync
 from contnorm.diagnosis.measure import ByTask, diagnose
 from contnorm.diagnosis.result import Diagnosis
 from contnorm.integrations.training_data import Batches, all_processes, generators_restored, select_batches
-from contnorm.moments.batches import Call, call_on_batch
 from contnorm.moments.freeze import freeze_stats
-from contnorm.moments.reestimate import Reestimated, reestimate
+from contnorm.moments.reestimate import Call, Reestimated, call_on_batch, reestimate
 
 __all__ = ["SPEC_KEY", "FreezeMoments", "NormEffect", "ReestimateMoments", "SavesNorms", "SyncNorms"]
 

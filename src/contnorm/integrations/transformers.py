@@ -22,8 +22,7 @@ from transformers.utils import CONFIG_NAME
 
 from contnorm.convert.spec import apply_norm_spec, norm_spec
 from contnorm.integrations.training_data import Batches, all_processes, generators_restored, select_batches
-from contnorm.moments.batches import Call, call_on_batch
-from contnorm.moments.reestimate import reestimate
+from contnorm.moments.reestimate import Call, call_on_batch, reestimate
 from contnorm.norms.renorm import BatchRenormBase
 
 __all__ = ["CONFIG_KEY", "MomentsTrainer", "from_pretrained", "record_norms"]

@@ -4,8 +4,8 @@
 - `pivoted` calls the same two operators on the data minus a pivot, and is accurate at any mean.
 - `analytic` is one pass for statistics and one multiply-add with a hand-written backward, accurate at any mean.
 - `triton` is `analytic` fused into one to three GPU kernels for each of forward and backward
-  (`kernels/triton/continual`), accurate at any mean.
-- `cpp` is `analytic` compiled for the CPU (`kernels/cpp`), accurate at any mean, for float32 and bfloat16. It is
+  (`kernels/triton`), accurate at any mean.
+- `cpp` is `analytic` compiled for the CPU (`kernels/cpp.py`), accurate at any mean, for float32 and bfloat16. It is
   compiled at its first use, which takes a few seconds and needs a C++ compiler on Linux, and cached in the folder
   ``contnorm/cpp`` of ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
@@ -18,15 +18,13 @@ Elsewhere, each torch operator of `analytic` is a separate pass over the data, w
 `pivoted` (docs/deviations.md), so `auto` is `pivoted`. In evaluation, where the batch step is a constant affine map
 that group norm can apply, it is `analytic`. ``kernel="pivoted"`` or ``CONTNORM_KERNEL=pivoted`` avoids compilation.
 
-Group norm has a Triton kernel too (`kernels/triton/group_norm`). The other norms are computed with torch operators.
+Group norm has a Triton kernel too (`kernels/triton/group_norm.py`). The other norms are computed with torch operators.
 """
 
 from __future__ import annotations
 
 import os
 from typing import Literal, cast, get_args
-
-__all__ = ["Kernel", "Order", "check_order", "resolve_kernel"]
 
 Kernel = Literal["auto", "reference", "pivoted", "analytic", "triton", "cpp"]
 Order = Literal["gn_bn", "bn_gn"]

@@ -18,18 +18,7 @@ from torch import Tensor
 
 from contnorm.checks import statistics_dtype
 from contnorm.kernels.pivot import per_channel, subtract_slab_pivot
-from contnorm.kernels.reference import BatchMoments, group_norm_in_layout
-
-__all__ = [
-    "Gradients",
-    "Statistics",
-    "evaluate",
-    "gradients",
-    "gradients_of_evaluation",
-    "multiply_add",
-    "statistics",
-    "train",
-]
+from contnorm.kernels.reference import BatchMoments, add_residual_and_relu, group_norm_in_layout
 
 
 class Statistics(NamedTuple):
@@ -208,3 +197,62 @@ class _ContinualNorm(torch.autograd.Function):
         stats = statistics(x, ctx.eps, ctx.num_groups) if torch.is_grad_enabled() else Statistics(*saved)
         grads = gradients(x, dy, weight, stats, ctx.num_groups)
         return grads.x, None if weight is None else grads.weight, grads.bias if ctx.has_bias else None, None, None
+
+
+# --- with residual and ReLU, in torch operators: for double backward, functorch and forward-mode AD -------------
+
+
+def plain_training(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, eps: float, groups: int, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the output and the moments of the batch (the biased variance); torch derives the backward pass."""
+    shifted = subtract_slab_pivot(x, groups)
+    stats = statistics(shifted, eps, groups)
+    scale, offset = (None if p is None else p.to(shifted.dtype) for p in (weight, bias))
+    y = add_residual_and_relu(multiply_add(shifted, scale, offset, stats), residual, relu).to(x.dtype)
+    return y, stats.mean.detach(), stats.var.detach()
+
+
+def plain_backward(
+    dy: Tensor, x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Compute the gradients of x, weight, bias and residual; the output is there if it has a residual and a ReLU."""
+    shifted = subtract_slab_pivot(x, groups)
+    stats = statistics(shifted, eps, groups)
+    scale, offset = (None if p is None else p.to(shifted.dtype) for p in (weight, bias))
+    wide = dy.to(shifted.dtype)
+    if relu:
+        sign = multiply_add(shifted, scale, offset, stats).detach() if y is None else y
+        wide = wide.masked_fill(sign <= 0, 0.0)
+    grads = gradients(shifted, wide, scale, stats, groups)
+    return grads.x.to(x.dtype), grads.weight, grads.bias, wide.to(dy.dtype)
+
+
+def plain_evaluation(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
+    eps: float, groups: int, relu: bool,
+) -> Tensor:  # fmt: skip
+    """Compute the output with given moments."""
+    return add_residual_and_relu(evaluate(x, mean, var, weight, bias, eps, groups), residual, relu)
+
+
+def keep_for_evaluation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save what `backward_of_evaluation` needs, for kernels that have no backward pass of their own."""
+    x, mean, var, weight, bias, residual, ctx.eps, ctx.groups, ctx.relu = inputs
+    ctx.residual = residual is not None
+    ctx.save_for_backward(x, mean, var, weight, bias, output if ctx.relu else None)
+
+
+def backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of x, mean, var, weight, bias and residual; the moments have none."""
+    x, mean, var, weight, bias, y = ctx.saved_tensors
+    if y is not None:
+        dy = dy.masked_fill(y <= 0, 0.0)
+    dx, dweight, dbias = gradients_of_evaluation(x, dy, mean, var, weight, ctx.eps, ctx.groups)
+    return dx, None, None, typed(dweight, weight), typed(dbias, bias), dy if ctx.residual else None
+
+
+def typed(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
+    """Cast the gradient of a parameter to the parameter's dtype; None if there is no parameter."""
+    return None if parameter is None else gradient.to(parameter.dtype)

@@ -27,9 +27,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.kernels.triton.availability import INTERPRETED, can_launch, can_use_kernels, is_plain
-from contnorm.kernels.triton.continual import is_untraced
-from contnorm.kernels.triton.launcher import Launch, launch, on_device_of
+from contnorm.kernels.triton.launcher import (
+    INTERPRETED,
+    Launch,
+    can_launch,
+    can_use_kernels,
+    is_plain,
+    is_untraced,
+    launch,
+    on_device_of,
+)
 
 VARIABLE = "CONTNORM_CONVOLUTIONS"  # path of a file with tables of your own
 FILE = Path(__file__).with_name("convolutions.json")

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from contnorm.checks import statistics_dtype
 
-__all__ = ["channel_pivot", "per_channel", "row_pivot", "slab_pivot", "subtract_slab_pivot"]
-
 
 def per_channel(table: Tensor, rank: int) -> Tensor:
     """Reshape a (C,) or (N, C) table so that it broadcasts over an input of this rank.

@@ -4,8 +4,8 @@ All other implementations are tested against it. With ``pivot=True`` the same tw
 minus a pivot, which keeps them accurate at large means. So the variants, which have no closed form, are as accurate as
 CN itself.
 
-The steps are functions of their own, because other implementations use them too: torch's group norm in the memory
-layout of its input, torch's batch norm with the moments of the batch, and residual addition with ReLU.
+What other implementations use too is here as well: torch's group norm in the memory layout of its input, torch's batch
+norm with the moments of the batch, residual addition with ReLU, and the description of an update of running moments.
 """
 
 from __future__ import annotations
@@ -20,25 +20,55 @@ from contnorm.checks import statistics_dtype
 from contnorm.kernels import Order
 from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot, subtract_slab_pivot
 
-__all__ = [
-    "BatchMoments",
-    "add_residual_and_relu",
-    "backward_would_crash",
-    "batch_step",
-    "evaluate",
-    "group_norm_in_layout",
-    "in_statistics_dtype",
-    "scaled_about_pivot",
-    "train",
-    "weight_or_ones",
-]
-
 
 class BatchMoments(NamedTuple):
     """The moments of a batch that BatchNorm stores: mean and unbiased variance of each channel."""
 
     mean: Tensor
     var: Tensor
+
+
+class MomentUpdate(NamedTuple):
+    """Running moments, and how a batch changes them; a kernel that normalizes the batch updates them in the same pass.
+
+    Attributes:
+        mean, var: (C,) buffers, contiguous.
+        counter: Batch counter, incremented by one.
+        weight: The weight of the batch, if it is a tensor on the device.
+        momentum: The weight of the batch, if it is a number.
+        factor: The factor from the biased to the unbiased variance.
+    """
+
+    mean: Tensor | None = None
+    var: Tensor | None = None
+    counter: Tensor | None = None
+    weight: Tensor | None = None
+    momentum: float = 0.0
+    factor: float = 1.0
+
+
+NO_UPDATE = MomentUpdate()
+
+
+def moment_update(
+    mean: Tensor | None, var: Tensor | None, counter: Tensor | None, momentum: float | Tensor, count: int
+) -> MomentUpdate | None:
+    """Describe the update of running moments by a batch of ``count`` values per channel; None if no kernel can do it.
+
+    The moments must be contiguous. A counter, and a momentum that is a tensor, must be 0-dim and on their device.
+
+    Example:
+        >>> moment_update(torch.zeros(3), torch.ones(3), None, 0.1, count=5).factor
+        1.25
+    """
+    if mean is None or var is None or not (mean.is_contiguous() and var.is_contiguous()):
+        return None
+    if counter is not None and (counter.device != mean.device or counter.dim() != 0):
+        return None
+    if isinstance(momentum, Tensor):
+        on_device = momentum.device == mean.device and momentum.dim() == 0
+        return MomentUpdate(mean, var, counter, momentum, 0.0, count / (count - 1)) if on_device else None
+    return MomentUpdate(mean, var, counter, None, float(momentum), count / (count - 1))
 
 
 def train(

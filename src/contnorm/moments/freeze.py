@@ -1,25 +1,20 @@
 """Freeze running moments in training and evaluation mode, and run a model in evaluation mode temporarily.
 
-Layers of this package have an attribute for it. For torch's batch norms, ``track_running_stats`` is set to False and
-its old value is stored until release. Any other module with running moments (torch's instance norms, layers of other
-libraries) runs on a copy of its moments; hooks restore the originals after each forward.
+Layers of this package have an attribute for it. Any other module with running moments (those of torch, layers of other
+libraries) trains on a copy of its moments; hooks restore the originals after each forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from contnorm.checks import check_model
 from contnorm.convert.detect import holds_moments
 from contnorm.norms.base import MomentNorm
-
-__all__ = ["FREEZING_HOOKS", "evaluation_mode", "freeze_stats", "frozen_stats", "is_frozen", "released_stats"]
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -46,7 +41,7 @@ def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
     """
     for module in check_model(model, "freeze_stats").modules():
         if holds_moments(module) and is_frozen(module) is not frozen:
-            (_freeze if frozen else _release)(module)
+            _set_frozen(module, frozen)
     return model
 
 
@@ -64,34 +59,12 @@ def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
     """
     unfrozen = [m for m in check_model(model, "frozen_stats").modules() if holds_moments(m) and not is_frozen(m)]
     for module in unfrozen:
-        _freeze(module)
+        _set_frozen(module, True)
     try:
         yield model
     finally:
         for module in unfrozen:
-            _release(module)
-
-
-@contextmanager
-def released_stats(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Context manager that releases frozen layers, so that their moments can be set; on exit they are frozen again.
-
-    Example:
-        >>> layer = freeze_stats(nn.BatchNorm1d(2))
-        >>> with released_stats([layer]):
-        ...     print(is_frozen(layer))
-        False
-        >>> is_frozen(layer)
-        True
-    """
-    frozen = [layer for layer in layers if is_frozen(layer)]
-    for layer in frozen:
-        freeze_stats(layer, False)
-    try:
-        yield
-    finally:
-        for layer in frozen:
-            freeze_stats(layer)
+            _set_frozen(module, False)
 
 
 @contextmanager
@@ -130,35 +103,17 @@ def is_frozen(module: nn.Module) -> bool:
     """
     if isinstance(module, MomentNorm):
         return module.stats_frozen
-    return hasattr(module, "_contnorm_tracked") or _lend_copies in module._forward_pre_hooks.values()
+    return _lend_copies in module._forward_pre_hooks.values()
 
 
-def _freeze(module: Any) -> None:
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ValueError("freeze_stats: a scripted or traced model can't be changed. Freeze it before it is scripted.")
+def _set_frozen(module: Any, frozen: bool) -> None:
     if isinstance(module, MomentNorm):
-        module.stats_frozen = True
-    elif type(module).forward in _TORCH_FORWARDS and "forward" not in vars(module):
-        module.__dict__["_contnorm_tracked"] = module.track_running_stats
-        module.track_running_stats = False
-    else:
+        module.stats_frozen = frozen or module.use_running  # constant moments stay frozen
+    elif frozen:
         module.register_forward_pre_hook(_lend_copies)
         module.register_forward_hook(_take_back, always_call=True)
-
-
-# Batch norms that do not update their moments while `track_running_stats` is False.
-_TORCH_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-
-
-def _release(module: Any) -> None:
-    """Release a layer, however it was frozen; does nothing if it is not frozen."""
-    if isinstance(module, MomentNorm):
-        module.stats_frozen = module.use_running  # constant moments stay frozen
-    if hasattr(module, "_contnorm_tracked"):
-        module.track_running_stats = module._contnorm_tracked
-        del module._contnorm_tracked
-    if _lend_copies in module._forward_pre_hooks.values():
-        _restore_buffers(module)
+    else:
+        _take_back(module)  # an interrupted forward may have left copies
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [key for key, hook in hooks.items() if hook in FREEZING_HOOKS]:
                 del hooks[key]
@@ -166,18 +121,14 @@ def _release(module: Any) -> None:
 
 
 def _lend_copies(module: nn.Module, args: object) -> None:
-    _restore_buffers(module)  # the copies of an interrupted forward may still be in place
-    originals = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
-    module.__dict__["_contnorm_own"] = originals
-    for name, buffer in originals.items():
-        module._buffers[name] = None if buffer is None else buffer.clone()
+    _take_back(module)
+    if module.training:
+        originals = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
+        module.__dict__["_contnorm_own"] = originals
+        module._buffers.update({name: buffer.clone() for name, buffer in originals.items() if buffer is not None})
 
 
-def _take_back(module: nn.Module, args: object, output: object) -> None:
-    _restore_buffers(module)
-
-
-def _restore_buffers(module: nn.Module) -> None:
+def _take_back(module: nn.Module, *args: object) -> None:
     module._buffers.update(module.__dict__.pop("_contnorm_own", {}))
 
 

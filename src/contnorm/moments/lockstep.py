@@ -19,10 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from contnorm.moments.batches import Call, WeightGroups
-from contnorm.moments.pooling import NoLockstepError, PooledMoments
-
-__all__ = ["Lockstep", "StopForward", "first_input", "fits_lockstep"]
+from contnorm.moments.pooling import NoLockstepError, PooledMoments, WeightGroups
 
 # Each forward pass has a thread, and on a CPU each such thread has a team of OpenMP threads.
 MOST_THREADS = 1024
@@ -34,9 +31,9 @@ class StopForward(BaseException):
     """Ends a forward pass. A BaseException, so that no ``except Exception`` in the model catches it."""
 
 
-def fits_lockstep(batches: int | None) -> bool:
-    """Whether the number of batches is known, and small enough for a thread each."""
-    return batches is not None and batches * (1 if batches == 1 else torch.get_num_threads()) <= MOST_THREADS
+def fits_lockstep(batches: int) -> bool:
+    """Whether the number of batches is small enough for a thread each."""
+    return batches * (1 if batches == 1 else torch.get_num_threads()) <= MOST_THREADS
 
 
 def first_input(args: Any, kwargs: Any) -> Tensor:
@@ -60,7 +57,7 @@ class Lockstep:
         self,
         model: nn.Module,
         layers: dict[str, nn.Module],
-        run: Call,
+        run: Callable[[nn.Module, Any], object],
         settle: Callable[[str, PooledMoments], None],
         processes: int = 1,
     ) -> None:
@@ -83,22 +80,41 @@ class Lockstep:
             NoLockstepError: If the batches can't advance together. Moments may have been written.
         """
         self.groups, self.count = groups, len(batches)
-        self.room = _free_memory(self.model, self.processes) // 2
+        device = next((t.device for t in (*self.model.parameters(), *self.model.buffers())), torch.device("cpu"))
+        self.room = _free_memory(device, self.processes) // 2
         with ExitStack() as hooks:
             for name, layer in self.layers.items():
                 hooks.callback(layer.register_forward_pre_hook(self._hook(name), with_kwargs=True).remove)
             if self.count == 1:
                 self.run(self.model, batches[0])
             else:
-                self._run_all(batches)
+                self._run_all(batches, device)
 
-    def _run_all(self, batches: Sequence[Any]) -> None:
+    def _run_all(self, batches: Sequence[Any], device: torch.device) -> None:
         self.batons = [threading.Semaphore(0) for _ in range(self.count + 1)]  # the last one wakes this thread
-        state = _thread_state(self.model)
-        threads = [
-            threading.Thread(target=self._run_one, args=(index, batch, state), daemon=True)
-            for index, batch in enumerate(batches)
-        ]
+        enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+        def run_one(index: int) -> None:
+            self.batons[index].acquire()
+            try:
+                if self.error is None:
+                    self.index = index
+                    # A thread starts without this thread's gradient mode, autocast and CUDA stream.
+                    with torch.no_grad(), torch.autocast(device.type, dtype, enabled), torch.cuda.stream(stream):
+                        self.run(self.model, batches[index])
+                    if index == 0:
+                        self.current = None
+                    elif self.current is not None:
+                        raise NoLockstepError
+            except StopForward:
+                pass
+            except BaseException as error:  # raised again by the thread that waits
+                self.error = self.error or error
+            finally:
+                self.batons[index + 1 if self.error is None else -1].release()
+
+        threads = [threading.Thread(target=run_one, args=(index,), daemon=True) for index in range(self.count)]
         for thread in threads:
             thread.start()
         try:
@@ -107,31 +123,12 @@ class Lockstep:
         except BaseException as error:  # an interrupt: the passes end at their next norm layer
             self.error = error
         finally:
-            if self.error is not None:
-                for baton in self.batons:
-                    baton.release()
+            for baton in self.batons if self.error is not None else ():
+                baton.release()
             for thread in threads:
                 thread.join()
         if self.error is not None:
             raise self.error
-
-    def _run_one(self, index: int, batch: Any, state: Callable[[], ExitStack]) -> None:
-        self.batons[index].acquire()
-        try:
-            if self.error is None:
-                self.index = index
-                with state():
-                    self.run(self.model, batch)
-                if index == 0:
-                    self.current = None
-                elif self.current is not None:
-                    raise NoLockstepError
-        except StopForward:
-            pass
-        except BaseException as error:  # raised again by the thread that waits
-            self.error = self.error or error
-        finally:
-            self.batons[index + 1 if self.error is None else -1].release()
 
     def _hook(self, name: str) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
@@ -157,31 +154,11 @@ class Lockstep:
         return hook
 
 
-def _free_memory(model: nn.Module, processes: int) -> int:
-    """Return the free memory of the model's device, in bytes; 4 GiB where it is not known; of a CPU, the share."""
-    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+def _free_memory(device: torch.device, processes: int) -> int:
+    """Return the free memory of a device, in bytes; 4 GiB where it is not known; of a CPU, the share."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type == "cpu" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", ()):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // processes
     return 4 << 30
-
-
-def _thread_state(model: nn.Module) -> Callable[[], ExitStack]:
-    """Return a function that enters, in another thread, this thread's gradient mode, autocast and CUDA stream."""
-    devices = {"cpu", *(t.device.type for t in (*model.parameters(), *model.buffers()))}
-    casts = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices if d != "meta"}
-    stream = torch.cuda.current_stream() if "cuda" in devices else None
-
-    def enter() -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(torch.no_grad())
-        for device, (enabled, dtype) in casts.items():
-            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-        if stream is not None:
-            stack.enter_context(torch.cuda.device(stream.device))
-            stack.enter_context(torch.cuda.stream(stream))
-        return stack
-
-    return enter

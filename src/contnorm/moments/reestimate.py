@@ -18,42 +18,42 @@ the biased one times n / (n - 1), with the effective number of values n = (sum o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, IterableDataset
 
 from contnorm.checks import check_model
-from contnorm.moments.batches import Call, WeightGroups, Weights, call_on_batch, group_by_weight, number_of_batches
-from contnorm.moments.freeze import evaluation_mode, frozen_stats, released_stats
-from contnorm.moments.layers import (
+from contnorm.moments.freeze import evaluation_mode, frozen_stats
+from contnorm.moments.lockstep import Lockstep, StopForward, first_input, fits_lockstep
+from contnorm.moments.pooling import (
     Frozen,
-    NonFiniteMomentsError,
-    keeps_moments,
-    moment_buffers,
+    Meetings,
+    Moments,
+    NoLockstepError,
+    PooledMoments,
+    WeightGroups,
+    group_by_weight,
     moment_layers,
-    normalizing_variance,
-    stored_variance,
-    write_finite_moments,
+    read_moments,
     write_moments,
 )
-from contnorm.moments.lockstep import Lockstep, StopForward, first_input, fits_lockstep
-from contnorm.moments.pooling import Meetings, NoLockstepError, PooledMoments
 
-__all__ = [
-    "LayerMoments",
-    "NonFiniteMomentsError",
-    "Reestimated",
-    "keeps_moments",
-    "moment_layers",
-    "reestimate",
-]
+Call = Callable[[nn.Module, Any], object]
+Weights = Callable[[Any], Tensor | float]
+
+# The names of labels in batches of transformers' data sets and collators.
+_LABELS = frozenset(("label", "labels", "label_ids"))
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,10 @@ class Reestimated:
     As a context manager, it restores the old moments on exit.
     """
 
-    def __init__(self, layers: dict[str, nn.Module], old: dict[str, tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, layers: dict[str, nn.Module], old: dict[str, Moments]) -> None:
         self._layers = layers
         self._old = old
-        self.moments = {
-            name: LayerMoments(*old[name], *(buffer.clone() for buffer in moment_buffers(layer)))
-            for name, layer in layers.items()
-        }
+        self.moments = {name: LayerMoments(*old[name], *new) for name, new in read_moments(layers).items()}
 
     def restore(self) -> None:
         """Restore the old moments."""
@@ -119,7 +116,7 @@ def reestimate(
         batches: Batches that can be iterated repeatedly: a list, a DataLoader, a dataset of tensors; with
             ``exact=False`` any iterable. If a batch is a tuple or list, its first element is passed to the model. If it
             is a mapping, as in transformers, the model is called as ``model(**batch)``, without labels (``labels``,
-            ``label``, ``label_ids``, unless ``forward`` requires them) and without keys that ``forward`` does not take.
+            ``label``, ``label_ids``) and without keys that ``forward`` does not take.
         weights: A function ``weights(batch)`` that returns the weight of each sample of a batch, a tensor of shape
             (N,), or one number, the weight of each of its samples. Weights are numbers from 0, and only their ratios
             matter. Default: all samples have the same weight.
@@ -140,8 +137,7 @@ def reestimate(
         The old and new moments. Used as a context manager, it restores the old moments on exit.
 
     Raises:
-        TypeError: For a generator, which can be iterated only once, unless ``exact=False``; for a tensor; and for a
-            mapping whose keys do not fit the model's forward.
+        TypeError: For a generator, which can be iterated only once, unless ``exact=False``; and for a tensor.
         ValueError: If there is no data, if the moments of a layer cannot be measured or are frozen, if the model has
             an unknown layer with running moments, if weights do not fit the batches, or if with ``exact=False`` a batch
             has one value per channel at a layer.
@@ -188,18 +184,58 @@ def reestimate(
             f"reestimate: {type(model).__name__} has no norm layer with running moments to estimate. See "
             f"contnorm.summarize(model)."
         )
-    old = {name: (mean.clone(), var.clone()) for name, layer in layers.items() for mean, var in [moment_buffers(layer)]}
+    old = read_moments(layers)
     measurement = _Measurement(model, layers, call or call_on_batch, weights, process_group)
-    with released_stats(layers.values()):  # hooks of frozen layers hand out copies of the moments
-        try:
-            with torch.no_grad(), _in_evaluation(model):
-                pools = measurement.exact(batches) if exact else measurement.approximate(batches)
-            stored = {n: (pool.mean, stored_variance(layers[n], pool.var, pool.effective)) for n, pool in pools.items()}
-            write_finite_moments(layers, stored)
-        except BaseException:
-            write_moments(layers, old)
-            raise
+    try:
+        with torch.no_grad(), evaluation_mode(model), ExitStack() as stack:
+            for module in model.modules():  # they normalize instances, as in training
+                if isinstance(module, _InstanceNorm) and module.track_running_stats:
+                    stack.enter_context(frozen_stats(module))
+                    module.training = True
+            pools = measurement.exact(batches) if exact else measurement.approximate(batches)
+        write_moments(layers, {name: pool.moments(layers[name]) for name, pool in pools.items()}, finite=True)
+    except BaseException:
+        write_moments(layers, old)
+        raise
     return Reestimated({name: layers[name] for name in pools}, {name: old[name] for name in pools})
+
+
+# --- how a model is run on a batch ----------------------------------------------------------------------------------
+
+
+def call_on_batch(model: nn.Module, batch: Any) -> object:
+    """Run the model on a batch: a mapping as keyword arguments, of a tuple or list the first element, else all of it.
+
+    A mapping is passed without labels (``labels``, ``label`` and ``label_ids``), so that no loss is computed, and
+    without keys that ``forward`` does not take.
+
+    Example:
+        >>> call_on_batch(nn.Identity(), (torch.ones(2), "labels"))
+        tensor([1., 1.])
+    """
+    if not isinstance(batch, Mapping):
+        return call_on_first_element(model, batch)
+    inner = model
+    while isinstance(inner, DataParallel | DistributedDataParallel) or "_orig_mod" in inner._modules:
+        inner = cast(nn.Module, inner._modules.get("_orig_mod", inner._modules.get("module")))
+    parameters = inspect.signature(inner.forward).parameters
+    any_key = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    taken = {key: v for key, v in batch.items() if (any_key or key in parameters) and key not in _LABELS}
+    return model(**tree_map(lambda value: to_model_device(model, value), taken))
+
+
+def call_on_first_element(model: nn.Module, batch: Any) -> object:
+    """Run the model, on its device, on a batch or on the first element of a tuple or list."""
+    return model(to_model_device(model, batch[0] if isinstance(batch, tuple | list) else batch))
+
+
+def to_model_device(model: nn.Module, x: Any) -> Any:
+    """Move a tensor to the model's device; return any other object unchanged."""
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), None)
+    return x.to(device) if isinstance(x, Tensor) and device is not None else x
+
+
+# --- measurement ----------------------------------------------------------------------------------------------------
 
 
 class _Measurement:
@@ -226,11 +262,24 @@ class _Measurement:
     def approximate(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
         """Pool the inputs of all layers in one pass, in which each batch is normalized with its own moments."""
         pools: dict[str, PooledMoments] = {}
+
+        def add(name: str, layer: nn.Module, x: Tensor) -> None:
+            own = PooledMoments()
+            own.add_input(layer, x, groups)
+            if own.count == 1:
+                raise ValueError(
+                    f"reestimate: a batch has one value per channel at layer {name!r}, and its variance needs two or "
+                    f"more. With exact=False, each batch is normalized with its own moments: give larger batches."
+                )
+            if own.count:
+                write_moments(self.layers, {name: own.moments(layer, normalizing=True)})
+            pools.setdefault(name, PooledMoments()).merge(own)
+
         with Meetings(self.group) as self.meetings:
             for batch in batches:
                 groups = self._groups(batch)
                 if groups is None or any(weight for weight, _ in groups):  # a batch without weight adds nothing
-                    self._run(batch, {name: self._own_moments_hook(name, pools, groups) for name in self.layers})
+                    self._run(batch, self.layers, add)
             for name, pool in pools.items():
                 self.pools[name] = self._merged(name, pool)
         return self._measured()
@@ -241,7 +290,8 @@ class _Measurement:
         return self.pools
 
     def _sweep(self, batches: Iterable[Any]) -> None:
-        if not fits_lockstep(number_of_batches(batches)):
+        streamed = isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset)  # a rough length
+        if streamed or not hasattr(batches, "__len__") or not fits_lockstep(len(batches)):  # type: ignore[arg-type]
             raise NoLockstepError
         held = list(batches)
         if held:
@@ -250,34 +300,40 @@ class _Measurement:
 
     def _run_passes(self, batches: Iterable[Any]) -> None:
         calls: list[str] = []  # the layers in the order of their calls, of the first batch
-        settled, length = 0, None
-        while settled < len(calls) or length is None:
-            seen, pool = 0, PooledMoments()
+        settled = 0
+        while settled < max(1, len(calls)):
+            pool = PooledMoments()
             for batch in batches:
                 if not calls:
-                    self._run(batch, {name: self._recording_hook(name, calls) for name in self.layers})
+                    self._run(batch, self.layers, lambda name, layer, x: calls.append(name))
                 if calls:
-                    name = calls[settled]
                     # A layer that is called several times is measured at each call, over all its calls up to there.
-                    hook = self._pooling_hook(pool, calls[: settled + 1].count(name), self._groups(batch))
-                    self._run(batch, {name: hook})
-                seen += 1
-            if length not in (None, seen):
-                raise ValueError(
-                    f"reestimate: the first pass over the data had {length} batches and a later one {seen}. Give a "
-                    f"list, or an object that can be iterated repeatedly."
-                )
-            length = seen
-            if calls:
-                self._settle(calls[settled], pool)
-                settled += 1
+                    remaining, groups = calls[: settled + 1].count(calls[settled]), self._groups(batch)
+
+                    def add(name: str, layer: nn.Module, x: Tensor) -> None:
+                        nonlocal remaining
+                        pool.add_input(layer, x, groups)  # noqa: B023 - called in this iteration alone
+                        remaining -= 1
+                        if not remaining:
+                            raise StopForward
+
+                    self._run(batch, [calls[settled]], add)
+            if not calls:
+                return
+            self._settle(calls[settled], pool)
+            settled += 1
 
     def _groups(self, batch: Any) -> WeightGroups | None:
         return None if self.weights is None else group_by_weight(self.weights(batch))
 
-    def _run(self, batch: Any, hooks: dict[str, Any]) -> None:
+    def _run(self, batch: Any, names: Iterable[str], add: Callable[[str, nn.Module, Tensor], None]) -> None:
+        """Run the model on a batch, and call a function with the input of some of its layers before each call."""
         with ExitStack() as stack:
-            for name, hook in hooks.items():
+            for name in names:
+
+                def hook(layer: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                    add(name, layer, first_input(args, kwargs))
+
                 stack.callback(self.layers[name].register_forward_pre_hook(hook, with_kwargs=True).remove)
             stack.enter_context(suppress(StopForward))
             self.run(self.model, batch)
@@ -285,8 +341,7 @@ class _Measurement:
     def _settle(self, name: str, pool: PooledMoments) -> None:
         """Write the moments of a layer with which the layers after it are measured, those of a training forward."""
         pool = self.pools[name] = self._merged(name, pool)
-        moments = pool.mean, normalizing_variance(self.layers[name], pool.var, pool.effective)
-        write_finite_moments(self.layers, {name: moments})
+        write_moments(self.layers, {name: pool.moments(self.layers[name], normalizing=True)}, finite=True)
 
     def _merged(self, name: str, pool: PooledMoments) -> PooledMoments:
         pool = self.meetings.pool(name, pool)
@@ -297,47 +352,3 @@ class _Measurement:
                 f"and a variance needs two or more. Give more samples."
             )
         return pool
-
-    def _recording_hook(self, name: str, calls: list[str]) -> Any:
-        return lambda layer, args, kwargs: calls.append(name)
-
-    def _pooling_hook(self, pool: PooledMoments, calls: int, groups: WeightGroups | None) -> Any:
-        remaining = calls
-
-        def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
-            nonlocal remaining
-            pool.add_input(layer, first_input(args, kwargs), groups)
-            remaining -= 1
-            if not remaining:
-                raise StopForward
-
-        return hook
-
-    def _own_moments_hook(self, name: str, pools: dict[str, PooledMoments], groups: WeightGroups | None) -> Any:
-        """Return a hook that adds an input to the layer's pool, and sets the layer's moments to those of this input."""
-
-        def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
-            own = PooledMoments()
-            own.add_input(layer, first_input(args, kwargs), groups)
-            if own.count == 1:
-                raise ValueError(
-                    f"reestimate: a batch has one value per channel at layer {name!r}, and its variance needs two or "
-                    f"more. With exact=False, each batch is normalized with its own moments: give larger batches."
-                )
-            if own.count:
-                moments = own.mean, normalizing_variance(layer, own.var, own.effective)
-                write_moments({name: layer}, {name: moments})
-            pools.setdefault(name, PooledMoments()).merge(own)
-
-        return hook
-
-
-@contextmanager
-def _in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode, except that instance norms with running statistics normalize instances, as in training."""
-    with evaluation_mode(model), ExitStack() as frozen:
-        for module in model.modules():
-            if isinstance(module, _InstanceNorm) and module.track_running_stats:
-                frozen.enter_context(frozen_stats(module))
-                module.training = True
-        yield

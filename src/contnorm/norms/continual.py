@@ -31,11 +31,11 @@ from contnorm.checks import (
     widest,
 )
 from contnorm.kernels import Kernel, Order, analytic, check_order, reference, resolve_kernel
-from contnorm.kernels.cpp import continual as compiled
+from contnorm.kernels import cpp as compiled
 from contnorm.kernels.pivot import channel_pivot, per_channel, subtract_slab_pivot
 from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout
 from contnorm.kernels.triton import continual as fused
-from contnorm.kernels.triton.continual import replay
+from contnorm.kernels.triton import eager
 from contnorm.norms.base import (
     MomentNorm,
     apply_affine,
@@ -99,7 +99,7 @@ def continual_norm(
     closed_form = order == "gn_bn" and not tied  # of CN alone: the variants are computed as two steps
     if requested in ("auto", "triton") and closed_form and not torch.compiler.is_compiling():
         # An input of a known signature has passed all checks below before.
-        replayed = replay.normalize(
+        replayed = eager.normalize(
             x, running_mean, running_var, weight, bias, training, momentum, eps, num_groups, relu, residual, num_batches
         )
         if replayed is not None:

@@ -19,9 +19,8 @@ from contnorm.checks import check_eps, check_group_size, check_input, check_resi
 from contnorm.kernels import resolve_kernel
 from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout, in_statistics_dtype
 from contnorm.kernels.triton import continual as fused
-from contnorm.kernels.triton.availability import is_plain
-from contnorm.kernels.triton.continual.launch import channels_last
 from contnorm.kernels.triton.group_norm import group_step
+from contnorm.kernels.triton.launcher import channels_last, is_plain
 from contnorm.norms.base import NormLayer, empty_like_input
 
 

@@ -19,7 +19,7 @@ from contnorm.bench.components import is_user_code
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import from_dict, merge_settings, show_value
 from contnorm.bench.config.sources import parse_toml, read_toml_text, refuse_code
-from contnorm.bench.strategies.registry import STRATEGIES
+from contnorm.bench.strategies import STRATEGIES
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import RUNS, PublishedNumber, numbers_of_row
 from contnorm.paper.scores import check_curve, check_score

@@ -17,8 +17,7 @@ from rich.console import Console
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
 from contnorm.bench.data.registry import SOURCES, data_root, location_of
-from contnorm.bench.engine.launch import list_devices
-from contnorm.bench.engine.run import RunOptions
+from contnorm.bench.engine.run import RunOptions, list_devices
 from contnorm.bench.records import Store
 from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule
 from contnorm.bench.streams.tasks import find_stream

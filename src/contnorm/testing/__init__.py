@@ -10,7 +10,15 @@ BatchNorm2d: 3 passed, 0 failed
 
 from __future__ import annotations
 
-from contnorm.testing.conformance import CheckResult, NormCheckError, NormReport, check_norm
-from contnorm.testing.subject import NORM_CHECKS, NormCheck, NormReference
+from contnorm.testing import module_checks, value_checks  # noqa: F401 - their import adds the checks
+from contnorm.testing.conformance import (
+    NORM_CHECKS,
+    CheckResult,
+    NormCheck,
+    NormCheckError,
+    NormReference,
+    NormReport,
+    check_norm,
+)
 
 __all__ = ["NORM_CHECKS", "CheckResult", "NormCheck", "NormCheckError", "NormReference", "NormReport", "check_norm"]

@@ -175,8 +175,8 @@ def test_stopped_and_resumed_is_bitwise_equal(
 
 OWN_KERNELS = {
     "cn": {
-        "triton.continual.forward": ("forward_one", "forward_rows", "forward_apply"),
-        "triton.continual.backward": ("backward_one", "backward_rows", "backward_apply"),
+        "triton.forward": ("forward_one", "forward_rows", "forward_apply"),
+        "triton.backward": ("backward_one", "backward_rows", "backward_apply"),
     },
     "gn": {"triton.group_norm_device": ("forward", "backward", "sum_over_samples")},
 }

@@ -29,7 +29,7 @@ from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserError
-from contnorm.moments.reestimate import NonFiniteMomentsError
+from contnorm.moments.pooling import NonFiniteMomentsError
 from tests.bench.engine import stopped_runs
 from tests.bench.engine.stopped_runs import kill, lanes_of, same_state
 from tests.datasets import small_mnist, small_multi_label
@@ -159,7 +159,7 @@ def test_batch_weights_without_current_samples_are_those_of_the_replayed_part(ro
 def test_batches_for_moments_have_a_length_and_each_is_run_once(root: Path, per_batch: int) -> None:
     made = trainer(settings(root, evaluate={"moments": "memory"}), root)
     steps_to_end_of(made, 2)
-    batches = evaluation._TrainBatches(made, torch.arange(50))
+    batches = evaluation.ItemBatches(made, torch.arange(50), torch.ones(50))
     batches.size = per_batch
     assert len(list(batches)) == len(batches) == math.ceil(50 / per_batch)
     runs: list[int] = []
@@ -440,7 +440,7 @@ def test_multi_label_streams_have_memory_and_frozen_moments() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"strategy": {"name": "single"}, "evaluate": {"moments": "memory"}}, ("'single' has no memory", "such as er")),
+        ({"strategy": {"name": "single"}, "evaluate": {"moments": "memory"}}, ("task 0", "0 samples")),
         ({"memory": {"size": 1}, "train": {"replay": 1}, "evaluate": {"moments": "memory"}}, ("task 0", "1 samples")),
         ({"evaluate": {"weights": "task"}}, ("evaluate.weights=task", "is running")),
         (

@@ -23,8 +23,8 @@ from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.engine import execute as execution
 from contnorm.bench.engine.execute import execute, group_runs, plan_groups
-from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess, list_devices
-from contnorm.bench.engine.run import Event, Run, RunOptions
+from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess
+from contnorm.bench.engine.run import Event, Run, RunOptions, list_devices
 from contnorm.bench.records import Record, Store
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserCodeError, UserError
@@ -255,7 +255,7 @@ def test_devices_that_are_not_there_are_refused(devices: Any, monkeypatch: pytes
 
 
 def test_work_is_sent_without_its_data() -> None:
-    work = execution.Work.of([run_of()], RunOptions(launcher=ThisProcess()), prepare=print)
+    work = execution.Work(RunOptions(launcher=ThisProcess()), prepare=print)
     work.load("digits")
     state = work.__getstate__()
     assert state["_plans"] == {} and state["prepare"] is None and state["options"].launcher is None

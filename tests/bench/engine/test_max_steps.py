@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.engine import evaluate
+from contnorm.bench.engine import evaluate, loop
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
@@ -48,7 +48,8 @@ def test_only_the_tasks_reached_are_evaluated(
         evaluated.append(of)
         return count(trainer, of)
 
-    monkeypatch.setattr(evaluate, "count_predictions", counting)
+    for module in (evaluate, loop):
+        monkeypatch.setattr(module, "count_predictions", counting)
     job = capped(root, steps, evaluate={"ahead": ahead, "moments": "oracle"})
     list(execute([job], RunOptions(runs=tmp_path, data_root=root)))
     (record,) = Store(tmp_path)

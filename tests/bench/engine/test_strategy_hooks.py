@@ -14,11 +14,11 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.hooks import task_items
 from contnorm.bench.engine.run import Run, RunOptions
-from contnorm.bench.engine.strategy_hooks import task_items
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserCodeError, UserError
-from tests.bench.engine.stopped_runs import finish
+from tests.bench.engine.stopped_runs import finish, same_state
 
 CPU = torch.device("cpu")
 HEAD = """
@@ -183,6 +183,17 @@ def test_hooks_are_called_in_order(tmp_path: Path) -> None:
     assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters()), "gradients were zero"
 
 
+def test_replaced_gradients_are_used(tmp_path: Path) -> None:
+    body = "class Mine(Base):\n    def after_backward(self, grads):\n        "
+    halved, replaced = (
+        trainer_of(settings(user_strategy(tmp_path, body + change)))
+        for change in ("for grad in grads.values(): grad.mul_(0.5)", "grads |= {n: 0.5 * g for n, g in grads.items()}")
+    )
+    for trainer in (halved, replaced):
+        trainer.step()
+    assert same_state(halved, replaced)
+
+
 def test_data_of_a_task_is_the_unaugmented_plan(tmp_path: Path) -> None:
     config = settings(user_strategy(tmp_path, HOOKS), train={"batch": 10, "passes": 2})
     trainer = trainer_of(config)
@@ -206,7 +217,7 @@ class Mine(Base):
 
 def test_step_hooks_need_a_run_without_graphs(tmp_path: Path) -> None:
     name = user_strategy(tmp_path, STEP_HOOKS)
-    with pytest.raises(UserError, match=r"on_step_start runs on the host at every step.*Set train.graph=off"):
+    with pytest.raises(UserError, match=r"run on the host at every step.*Set train.graph=off"):
         last_event(settings(name), tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     trainer = trainer_of(settings(name, train={"graph": "off"}))
@@ -236,32 +247,8 @@ def test_er_ace_runs_on_a_task_free_stream() -> None:
             "Settings must be a dataclass",
         ),
         (
-            "class Mine(Base):\n    def get_extra_state(self): return 3\n    def set_extra_state(self, state): ...",
-            "_extra_state in its state_dict() is no tensor",
-        ),
-        (
-            "class Mine(Base):\n    def after_backward(self, grads): grads['fc1.weight'] = grads['fc1.weight'] * 2",
-            "after_backward sets grads['fc1.weight'] to another object, which changes no gradient",
-        ),
-        (
-            "class Mine(Base):\n    def after_backward(self, grads): return {name: 2 * g for name, g in grads.items()}",
-            "after_backward returns a value, which changes no gradient",
-        ),
-        (
-            "class Mine(Base):\n    def after_backward(self, grads): self.model.zero_grad()",
-            "no parameter of the network has a gradient",
-        ),
-        (
-            "class Mine(Base):\n    def loss(self, *args): return super().loss(*args)[0] * 1j, None",
-            "a tensor with a real number and a gradient",
-        ),
-        (
             "class Mine(Base):\n    def loss(self, *args): return next(iter([])), None",
             "StopIteration",
-        ),
-        (
-            "class Mine(Base):\n    def on_task_end(self, task, data): self.model = copy.deepcopy(self.model)",
-            "on_task_end of task 0 sets self.model to another network",
         ),
     ],
 )

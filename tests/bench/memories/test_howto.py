@@ -50,9 +50,6 @@ def test_slot_out_of_range_is_one_line_on_the_command_line(tmp_path: Path) -> No
     done = contnorm(tmp_path, *named, "--seeds", "2", "--lanes", "2")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()
-    assert line == (
-        "contnorm: memory 'mine/memory.py:Mine': offer() returned slot 50. Slots are 0 to 49, or -1 for a "
-        "sample that is not stored."
-    )
+    assert line.startswith("contnorm: memory 'mine/memory.py:Mine': ") and "offer() returned [50, 50" in line
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert not done.stdout.strip()

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from contnorm.bench.memories import NOT_STORED, Memory, PartitioningReservoir, Reservoir, Ring
-from contnorm.bench.memories.base import SlotError, draw_slots
 from tests.datasets import long_tailed_labels
 
 LABELS = 6
@@ -162,7 +161,6 @@ def test_prs_quirk_evicts_the_first_candidate_at_high_costs(quirk: bool) -> None
     memory = PartitioningReservoir(2, LABELS, 0.0, np.random.default_rng(0), quirk=quirk)
     memory.offer(np.array([[1, 1, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0]]), 0)
     memory._share = np.array([0.0, 0.1, 0.1, 0.0, 0.0, 0.0])
-    assert memory._cost_after_removal(np.arange(2)) == pytest.approx([3, 1 + 0.7 + 0.7])
     excess = np.exp([2, 0.4, 0.4, 1, 1])  # of labels 0 to 4, whose sum of slots is 6
     first = (excess[1:3].sum() + quirk * excess[0]) / excess.sum()
     freed = sum(again(memory, seed)._slot_to_free() == 0 for seed in range(500))
@@ -260,36 +258,11 @@ def test_prs_equals_plain_reference(rho: float, quirk: bool) -> None:
     np.testing.assert_array_equal(fast.offer(rows, 0), expected)
 
 
-def test_draw_slots_is_uniform_without_replacement() -> None:
-    chance = np.random.default_rng(0)
-    slots = np.array([4, 8, 15, 16, 23])
-    hits = np.zeros(24)
-    for _ in range(2000):
-        got = draw_slots(slots, 2, chance)
-        assert len(set(got.tolist())) == 2
-        hits[got] += 1
-    assert stats.chisquare(hits[slots]).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("act", "said"),
-    [
-        (lambda: Ring(0, 3), "Ring: size=0 and rings=3 must be 1 or more"),
-        (lambda: Ring(2, 3).offer(np.array([1]), task=3), "got a sample of task 3, and there are rings for 0 to 2"),
-        (lambda: Reservoir(0, np.random.default_rng(0)), "Reservoir: capacity=0 must be 1 or more"),
-        (lambda: MAKERS["prs"]().offer(np.array([1, 2]), 0), r"expected labels of shape \(samples, 6\).*one-hot rows"),
-    ],
-)
-def test_invalid_arguments_are_refused(act: Callable[[], object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        act()
-
-
 def test_slots_of_a_subclass_of_the_user_are_checked() -> None:
     class Wrong(Ring):
         def offer(self, labels: NDArray[np.int64], task: int) -> NDArray[np.int64]:
             return super().offer(labels, task) + 10
 
     assert Ring(2, rings=3).offer(np.zeros(2, dtype=np.int64), task=1).tolist() == [2, 3]
-    with pytest.raises(SlotError, match="returned slot 12"):
+    with pytest.raises(ValueError, match=r"returned \[12, 13\]"):
         Wrong(2, rings=3).offer(np.zeros(2, dtype=np.int64), task=1)

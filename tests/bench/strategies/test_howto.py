@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contnorm.bench.records import Store
-from contnorm.bench.strategies.registry import STRATEGIES, settings_owner
+from contnorm.bench.strategies import STRATEGIES, settings_owner
 from tests.datasets import small_mnist
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "howto" / "bring-your-own-strategy.md"

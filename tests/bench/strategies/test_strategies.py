@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig, from_dict
-from contnorm.bench.strategies.base import Batch, OutputMask
-from contnorm.bench.strategies.build import build_strategy
+from contnorm.bench.strategies import build_strategy
+from contnorm.bench.strategies.base import Batch, OutputMask, Single, check_loss, joined
 from contnorm.bench.strategies.derpp import DERpp
-from contnorm.errors import UserError
+from contnorm.bench.strategies.er import ER
+from contnorm.errors import UserCodeError, UserError
 
 COMPETING = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
 
@@ -125,3 +127,96 @@ def test_strategy_from_a_user_file(tmp_path: Path) -> None:
             build_strategy(StrategyConfig(name))
     with pytest.raises(UserError, match=r"unknown strategy 'derp'\. Did you mean 'derpp'"):
         build_strategy(StrategyConfig("derp"))
+
+
+# What a user's loss returns
+
+
+HEAD = OutputMask(torch.ones(1, 3, dtype=torch.bool))
+STREAM = Batch(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+SAID = torch.ones(2, 3, requires_grad=True)  # by a model, of the stream
+LOSS = SAID.sum()
+LOGITS = SAID.detach()
+
+
+def test_draws_are_the_arguments_of_the_loss_after_the_stream() -> None:
+    class Bare(Single):
+        def loss(self, model: object, head: object, stream: object) -> None: ...
+
+    class Two(Bare):
+        def loss(self, model: object, head: object, stream: object, one: object, two: object) -> None: ...
+
+    class Wrapped(Two):
+        def loss(self, *arguments: object) -> None: ...
+
+    class Given(Wrapped):
+        draws = 3
+
+    assert [cls.draws for cls in (Single, ER, Bare, Two, Wrapped, Given)] == [0, 1, 0, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("answer", "stores", "said"),
+    [
+        (LOSS, False, "must return (loss, logits)"),
+        ((0.5, None), False, "a tensor with a real number and a gradient"),
+        ((SAID.sum(1), None), False, "a tensor with a real number"),
+        ((LOSS.detach(), None), False, "and a gradient"),
+        ((LOSS, LOGITS), False, "stores_logits is False"),
+        ((LOSS, None), True, "logits.detach().float()"),
+        ((LOSS, LOGITS[:1]), True, "of shape (2, 3)"),
+        ((LOSS, SAID), True, "logits.detach().float()"),
+    ],
+)
+def test_invalid_loss_result_is_refused(answer: object, stores: bool, said: str) -> None:
+    with pytest.raises(UserCodeError, match=re.escape(said)):
+        check_loss("mine.py:Mine", answer, stores, HEAD, STREAM)
+
+
+@pytest.mark.parametrize("logits", [None, LOGITS])
+def test_valid_loss_result_is_unchanged(logits: Tensor | None) -> None:
+    loss, stored = check_loss("mine.py:Mine", (LOSS, logits), logits is not None, HEAD, STREAM)
+    assert loss is LOSS and stored is logits
+
+
+def test_repr_is_the_call_that_makes_a_strategy() -> None:
+    assert repr(ER(replay=20, forward="separate")) == "ER(replay=20, forward='separate')"
+    assert repr(Single()) == "Single()"
+
+
+# Concatenation of batches: adjacent slices are not copied, others are
+
+
+def base() -> Tensor:
+    return torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+PARTS = {
+    "cut": lambda x: x.split([2, 1, 3]),
+    "in channels_last": lambda x: x.contiguous(memory_format=torch.channels_last).split([2, 4]),
+    "alone": lambda x: (x,),
+}
+OTHERS = {
+    "swapped": lambda x: x.split(3)[::-1],
+    "with a gap": lambda x: (x[:2], x[3:]),
+    "of two tensors": lambda x: (x[:3], x.clone()[3:]),
+    "of other channels": lambda x: (x[:3, :2], x[3:, 1:]),
+    "that need gradients": lambda x: x.clone().requires_grad_().split(3),
+    "of every other": lambda x: (x[0:4:2], x[4:5]),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_adjacent_slices_are_not_copied(kind: str) -> None:
+    parts = PARTS[kind](base())
+    whole = joined(parts)
+    assert torch.equal(whole, torch.cat(list(parts)))
+    assert whole.data_ptr() == parts[0].data_ptr() and whole.stride() == parts[0].stride()
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_tensors_are_copied(kind: str) -> None:
+    parts = OTHERS[kind](base())
+    whole = joined(parts)
+    assert torch.equal(whole, torch.cat(list(parts)))
+    assert whole.data_ptr() != parts[0].data_ptr()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
 from contnorm.bench.data.dataset import Progress
-from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, Listing, build, list_cocoseq, list_csv, list_nus_wideseq
+from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, build, list_cocoseq, list_csv, list_nus_wideseq
 from contnorm.bench.data.registry import FETCHABLE, SOURCES, data_root, fetch
 from contnorm.bench.data.store import new_folder, save_source
 from contnorm.bench.streams.tasks import ALIASES, STREAMS
 from contnorm.errors import UserError, unknown
-
-__all__ = ["add_dataset", "build_dataset", "fetch_dataset"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SIDES = (256, 224)  # in the code that made the published streams, and in the paper's table of data sets
@@ -120,7 +118,6 @@ def build_dataset(
     jobs: int | None = None,
     base: str | None = None,
     progress: Progress = lambda *_: None,
-    on_listing: Callable[[Listing], None] = lambda _: None,
 ) -> Path:
     """Build a multi-label data set. One that is already built is not changed.
 
@@ -139,7 +136,6 @@ def build_dataset(
         jobs: Number of decoding threads; None for one per core.
         base: Address to download the task lists from.
         progress: Called with what is done, the number of decoded pictures, and the number of all.
-        on_listing: Called with the pictures and labels before they are decoded; it knows which are missing.
 
     Returns:
         The folder of the data set.
@@ -169,6 +165,5 @@ def build_dataset(
             f"{name}: build cocoseq from a folder of MS-COCO (coco=, --coco), nus-wideseq from one of NUS-WIDE (nus=, "
             f"--nus), and a data set of your own, with another name, from a table (csv=, --csv)."
         )
-    on_listing(listing)
     build(listing, target, size, allow_missing=allow_missing, jobs=jobs, progress=progress)
     return target

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from contnorm.bench.api.progress import RunMonitor, RunProgress
+from contnorm.bench.api.progress import RunProgress
 from contnorm.bench.api.run_logs import Loggers, LogOptions, RunLogs, restored_random_state
 from contnorm.bench.components import own_code
 from contnorm.bench.data.registry import data_root, digits_notice, load_with_progress
@@ -131,7 +131,6 @@ def run_runs(
     console: Console | None = None,
     *,
     logs: RunLogs | None = None,
-    monitor: RunMonitor | None = None,
     on_task_done: OnTaskDone | None = None,
     quiet: bool = False,
 ) -> Outcome:
@@ -142,7 +141,6 @@ def run_runs(
         options: How they are executed.
         console: Terminal or notebook to print to; None for no output.
         logs: Loggers that get the events of the runs.
-        monitor: Gets every event, and is shown above the progress bars.
         on_task_done: Called with an `Event` after each task of a run; its exception stops the runs.
         quiet: Whether recorded runs get no line.
 
@@ -154,10 +152,9 @@ def run_runs(
     hint = "Nothing is saved, since runs=None." if options.runs is None else "Run it again to continue."
     if logs is not None and logs.loggers:
         options = replace(options, log_every=logs.every)
-    progress = RunProgress(runs, console, monitor, quiet, hint)
+    progress = RunProgress(runs, console, quiet, hint)
     prepare = None if console is None else partial(_decode, options=options, progress=progress)
     observers: list[Callable[[Event], None]] = [outcome.add, progress.show]
-    observers += [monitor.update] if monitor is not None else []
     observers += [logs.log_event] if logs is not None else []
     if on_task_done is not None:
         observers.append(partial(_call, call=on_task_done, runs=runs, options=options, outcome=outcome))

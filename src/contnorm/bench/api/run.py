@@ -12,7 +12,6 @@ from rich.console import Console
 
 from contnorm.bench.api.arguments import DEFAULT_NORM, DEFAULT_STRATEGY, Model, Norm, resolve_run
 from contnorm.bench.api.execution import OnTaskDone, Outcome, print_data_notices, run_runs
-from contnorm.bench.api.progress import RunMonitor
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run_logs import Loggers, LogOptions
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
@@ -201,7 +200,6 @@ def run_experiments(
     log_every: int = LogOptions.every,
     log_dir: str | Path | None = None,
     on_task_done: OnTaskDone | None = None,
-    monitor: RunMonitor | None = None,
     **options: Any,
 ) -> list[Result | DivergedError]:
     """Run several experiments as `run_all` does; one whose seeds all diverged has an error in place of its result.
@@ -210,7 +208,6 @@ def run_experiments(
         stream: The stream.
         experiments: A run of each experiment, with any seed.
         seeds, runs, progress, log, log_every, log_dir, on_task_done: As in `run`.
-        monitor: Gets the experiments, then every event of their runs.
         **options: Options of `RunOptions`.
     """
     folder = None if runs is None else Path(runs).expanduser()
@@ -227,10 +224,8 @@ def run_experiments(
     todo = list(dict.fromkeys(replace(one, seed=seed) for one in experiments for seed in seed_list))
     if "source" not in stream.settings:
         print_data_notices(todo, resolved.data_root)
-    if monitor is not None:
-        monitor.start(experiments)
     with LogOptions.of(log, log_every, log_dir).open(folder) as logs:
-        outcome = run_runs(todo, resolved, console, logs=logs, monitor=monitor, on_task_done=on_task_done)
+        outcome = run_runs(todo, resolved, console, logs=logs, on_task_done=on_task_done)
     return [_result(one, seed_list, outcome, stream, resolved) for one in experiments]
 
 

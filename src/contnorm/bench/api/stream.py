@@ -29,8 +29,8 @@ from contnorm.bench.data.store import find_stored, list_stored, read_manifest
 from contnorm.bench.escape import html_table
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.records import LARGEST_SEED
+from contnorm.bench.strategies import build_strategy
 from contnorm.bench.strategies.base import Batch
-from contnorm.bench.strategies.build import build_strategy
 from contnorm.bench.streams.device import DeviceStream
 from contnorm.bench.streams.tasks import ALIASES, STREAMS, TaskSequence, build_stream, find_stream
 from contnorm.errors import UserError, unknown

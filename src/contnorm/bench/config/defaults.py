@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
-from contnorm.bench.components import Kind, code_hash, find_component, is_user_code
+from contnorm.bench.components import Kind, code_hash, components, find_component, is_user_code
 from contnorm.bench.config.schema import (
     NormConfig,
     RunConfig,
@@ -22,12 +22,11 @@ from contnorm.bench.config.schema import (
 )
 from contnorm.bench.config.sources import format_value
 from contnorm.bench.memories import MEMORIES
-from contnorm.bench.memories.build import unknown_memory
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
-from contnorm.bench.strategies.registry import ALIASES, STRATEGIES, settings_owner, strategy_defaults
+from contnorm.bench.strategies import ALIASES, STRATEGIES, settings_owner, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 from contnorm.registry import find_norm, numbered_name
 
 __all__ = [
@@ -92,7 +91,8 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
             own = resolve_options(kind, groups[kind], settings_owner(name) if kind == "strategy" else None)
             groups[kind] = replace(groups[kind], options=own)
     if groups["memory"].kind not in MEMORIES and not is_user_code(groups["memory"].kind):
-        raise unknown_memory(groups["memory"].kind)
+        known = [component.name for component in components("memory")]
+        raise unknown("memory.kind", groups["memory"].kind, [*MEMORIES, *known, "path/to/file.py:Class"])
     groups["norm"] = _canonical_norm(groups["norm"], values.get("norm", {}))
     return RunConfig(**groups)
 

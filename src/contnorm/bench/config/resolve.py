@@ -12,10 +12,10 @@ from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
 from contnorm.bench.data.store import find_stored, list_stored, read_manifest
-from contnorm.bench.memories.build import resolve_memory
+from contnorm.bench.memories import resolve_memory
 from contnorm.bench.models.pretrained import weights_hash
 from contnorm.bench.models.user_norms import resolve_user_norm
-from contnorm.bench.strategies.build import resolve_strategy
+from contnorm.bench.strategies import resolve_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
 from contnorm.errors import UserError, unknown
 

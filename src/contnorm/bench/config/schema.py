@@ -305,6 +305,17 @@ _GROUPS: dict[str, Any] = {
 }
 
 
+def field_of(key: str) -> Any:
+    """Return the field of a setting by dotted key, with its ``default`` and ``description``.
+
+    Example:
+        >>> field_of("train.lr").description
+        'Learning rate.'
+    """
+    group, _, name = key.partition(".")
+    return _GROUPS[group].__dataclass_fields__[name].default
+
+
 @cache
 def _defaults() -> dict[str, Any]:
     return RunConfig().as_dict()

@@ -7,7 +7,6 @@ so that a kill leaves one of them whole. The weights of a finished run are saved
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import logging
@@ -18,7 +17,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -28,22 +26,12 @@ from torch import Tensor, nn
 
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.data.dataset import Source
-from contnorm.bench.engine.provenance import cn_kernel, cpu_instructions
+from contnorm.bench.engine.provenance import cpu_circumstances
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import SCHEMA
 from contnorm.bench.unfinished import CHECKPOINT, ENDING, LOCK, NOTE, read_progress
 from contnorm.errors import UserError
 from contnorm.model_files import differences_from_file, file_metadata, sort_metadata
-
-__all__ = [
-    "CheckpointWriter",
-    "RunFolder",
-    "load_checkpoint",
-    "load_run_weights",
-    "load_weights",
-    "pack_weights",
-    "weights_path",
-]
 
 ATTEMPTS = 100  # another process that has just recorded the run may remove the folder
 
@@ -108,7 +96,9 @@ class RunFolder:
         Returns:
             Why resuming the run here would not be bit-exact; empty if it would be, or there is no checkpoint.
         """
-        here = _circumstances(run, options, source)
+        here: dict[str, Any] = {"device": "cuda" if options.on_gpu else "cpu", "data": source.fingerprint}
+        if not options.on_gpu:
+            here |= {"threads": options.threads, "cn_kernel": None, **cpu_circumstances(run.config)}
         with suppress(OSError, ValueError):
             was = json.loads(self.note.read_bytes())["circumstances"]
             other = [
@@ -131,14 +121,6 @@ class RunFolder:
         }
         write_atomically(self.note, json.dumps(content).encode())
         return ""
-
-
-def _circumstances(run: Run, options: RunOptions, source: Source) -> dict[str, Any]:
-    """Return what the bits of a run depend on besides its settings and seed."""
-    if options.on_gpu:
-        return {"device": "cuda", "data": source.fingerprint}
-    on_cpu = {"threads": options.threads, "instructions": cpu_instructions(), "cn_kernel": cn_kernel(run.config)}
-    return {"device": "cpu", "data": source.fingerprint, **on_cpu}
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -166,7 +148,8 @@ class CheckpointWriter:
         """Copy the tensors to the host and let the copies be written, after the checkpoint before."""
         self.wait(path)
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        self._writes[path] = self._worker.submit(_write, path, copies, copy.deepcopy(progress))
+        metadata = {"progress": json.dumps(progress)}
+        self._writes[path] = self._worker.submit(lambda: write_atomically(path, save(copies, metadata)))
 
     def wait(self, path: Path) -> None:
         """Wait until the last checkpoint of a run is written, and raise its error."""
@@ -174,25 +157,17 @@ class CheckpointWriter:
             try:
                 self._writes.pop(path).result()
             except OSError as error:
-                raise UserError(
-                    f"{path}: can't be written ({error.strerror}). Free disk space, and run it again: the checkpoint "
-                    f"before is whole."
-                ) from error
+                why = f"{path}: can't be written ({error.strerror}). Free disk space, and run it again."
+                raise UserError(why) from error
 
     def __enter__(self) -> CheckpointWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         self._worker.shutdown(wait=True)
         if kind is None:
             for path in list(self._writes):
                 self.wait(path)
-
-
-def _write(path: Path, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
-    write_atomically(path, save(tensors, {"progress": json.dumps(progress)}))
 
 
 def weights_path(record: Path) -> Path:

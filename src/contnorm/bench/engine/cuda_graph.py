@@ -232,44 +232,26 @@ def compile_kernels(trainers: Sequence[Trainer]) -> None:
     """
     if not can_compile_ahead():
         return
-    distinct = {
-        (
-            trainer.config.model,
-            trainer.config.norm,
-            trainer.config.train.precision,
-            trainer.convolutions.digest,
-        ): trainer
-        for trainer in trainers
-    }
+    networks: dict[Hashable, Trainer] = {}
+    for trainer in trainers:
+        norms = [module for module in trainer.model.modules() if isinstance(module, NormLayer)]
+        if trainer.has_package_network and (trainer.convolutions or any(norm.has_triton_kernels for norm in norms)):
+            config = trainer.config
+            networks[config.model, config.norm, config.train.precision, trainer.convolutions.digest] = trainer
     with compiling_ahead():
-        for network, trainer in distinct.items():
-            norms = [module for module in trainer.model.modules() if isinstance(module, NormLayer)]
-            if trainer.has_package_network and (trainer.convolutions or any(norm.has_triton_kernels for norm in norms)):
-                _run_passes(trainer, network)
+        for trainer in networks.values():
+            _run_passes(trainer)
 
 
-_passed: set[tuple[object, ...]] = set()  # what passes of this process were made for; they need no second one
-
-
-def _run_passes(trainer: Trainer, network: tuple[object, ...]) -> None:
-    shape, sizes = trainer.data.sequence.source.train_images.shape[1:], sorted(_pass_sizes(trainer))
-    key = *network, trainer.data.sequence.outputs, shape, *sizes, evaluation_batch(trainer), trainer.device
-    if key in _passed:
-        return
-    model = copy.deepcopy(trainer.model)
-
-    def images(count: int) -> torch.Tensor:
-        return torch.zeros((count, *shape), device=trainer.device).to(memory_format=torch.channels_last)
-
+def _run_passes(trainer: Trainer) -> None:
+    model, shape = copy.deepcopy(trainer.model), trainer.data.sequence.source.train_images.shape[1:]
+    forward = trainer.config.strategy.forward
+    sizes = {size for step in trainer.plan.steps for size in step.passes(forward) if size > 1}
+    images = torch.zeros((max(sizes | {evaluation_batch(trainer)}), *shape), device=trainer.device)
+    images = images.to(memory_format=torch.channels_last)
     with trainer.autocast():
         with using_table(trainer.convolutions):
-            for count in sizes:
-                model.train()(images(count)).sum().backward()
+            for size in sorted(sizes):
+                model.train()(images[:size]).sum().backward()
         with torch.no_grad():
-            model.eval()(images(evaluation_batch(trainer)))
-    _passed.add(key)
-
-
-def _pass_sizes(trainer: Trainer) -> set[int]:
-    """Return the batch sizes of the forward passes in the plan."""
-    return {size for step in trainer.plan.steps for size in step.passes(trainer.config.strategy.forward) if size > 1}
+            model.eval()(images[: evaluation_batch(trainer)])

@@ -16,31 +16,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from contnorm.bench.data.dataset import MultiLabelSource
-from contnorm.bench.engine.memory_samples import sample_weights, stored_items
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.label_metrics import LabelStats, label_scores
 from contnorm.bench.memory_stats import take_census
 from contnorm.bench.metrics import TaskScores, accuracy_scores
 from contnorm.bench.models.norm_layers import count_norms
-from contnorm.moments.reestimate import Reestimated, keeps_moments, reestimate
+from contnorm.bench.plan import sample_weights, stored_items
+from contnorm.moments.pooling import keeps_moments
+from contnorm.moments.reestimate import Reestimated, reestimate
 from contnorm.norms.renorm import BatchRenormBase
-
-__all__ = [
-    "Measurements",
-    "TaskBatches",
-    "classes_of",
-    "count_predictions",
-    "evaluate_ahead",
-    "evaluate_task",
-    "evaluation_batch",
-    "memory_moments",
-    "oracle_moments",
-    "run_results",
-    "task_scores",
-]
 
 TEST_BATCH = 1000
 LARGE_TEST_BATCH = 4096  # if GPU memory allows: many small passes are limited by the host
@@ -74,12 +61,6 @@ class Measurements:
     def tasks(self) -> int:
         """Number of tasks that were learned and evaluated."""
         return len(self.rows.get("matrix", self.rows.get("labels", ())))
-
-
-def evaluate_ahead(trainer: Trainer, measured: Measurements) -> None:
-    """Evaluate all tasks before the first is learned, if ``evaluate.ahead`` is set."""
-    if trainer.config.evaluate.ahead and not measured.before and not trainer.data.sequence.multi_label:
-        measured.before = count_predictions(trainer, len(trainer.plan.ends))
 
 
 def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
@@ -124,10 +105,9 @@ def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
 
 def count_predictions(trainer: Trainer, tasks: int) -> dict[str, Row]:
     """Evaluate the network as it is on the test samples of the first tasks. Test items are ordered by task."""
-    test, all_tasks = trainer.data.sequence.test, len(trainer.plan.ends)
-    sizes = np.bincount(test.task, minlength=trainer.data.sequence.tasks).tolist()[:tasks]
+    test, sizes = trainer.data.sequence.test, trainer.test_samples[:tasks]
     logits = _logits(trainer, torch.arange(sum(sizes), device=trainer.device))
-    padding = [None] * (all_tasks - tasks)
+    padding = [None] * (len(trainer.plan.ends) - tasks)
     if trainer.data.sequence.multi_label:
         task, label = test.task[: len(logits)], test.label[: len(logits)]
         scores = np.nan_to_num(logits.cpu().numpy(), nan=float(np.finfo(np.float32).min))  # NaN: a negative prediction
@@ -194,19 +174,33 @@ def evaluation_batch(trainer: Trainer) -> int:
     return max(1, min(most, TEST_VALUES // picture.numel()))
 
 
-class _TrainBatches:
-    """Batches of training images, without augmentation, and their weights; can be iterated repeatedly."""
+class ItemBatches:
+    """Batches of images of items, without augmentation, and one value of each; can be iterated repeatedly.
 
-    def __init__(self, trainer: Trainer, items: Tensor, weights: Tensor | None = None) -> None:
-        self.trainer, self.items, self.size = trainer, items, evaluation_batch(trainer)
-        self.weights = torch.ones(len(items)) if weights is None else weights
+    Args:
+        trainer: The run.
+        items: The items.
+        values: Tensor of values, such as labels or weights.
+        test: Whether they are items of the test samples.
+    """
+
+    def __init__(self, trainer: Trainer, items: Tensor, values: Tensor, test: bool = False) -> None:
+        self.images = trainer.data.test_x if test else trainer.data.train_x
+        self.items, self.values, self.size = items, values, evaluation_batch(trainer)
 
     def __len__(self) -> int:
         return max(1, -(-len(self.items) // self.size))  # torch.split of no items has one empty part
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for part, weights in zip(torch.split(self.items, self.size), torch.split(self.weights, self.size), strict=True):
-            yield self.trainer.data.train_x(part), weights
+        for part, values in zip(torch.split(self.items, self.size), torch.split(self.values, self.size), strict=True):
+            yield self.images(part), values
+
+
+def task_batches(trainer: Trainer, task: int, *, test: bool = False) -> ItemBatches:
+    """Return the batches of images and labels of one task."""
+    table = trainer.data.test if test else trainer.data.train
+    items = torch.nonzero(table.task == task).squeeze(1)
+    return ItemBatches(trainer, items, table.label[items], test)
 
 
 def oracle_moments(trainer: Trainer, tasks: int) -> Reestimated:
@@ -215,7 +209,7 @@ def oracle_moments(trainer: Trainer, tasks: int) -> Reestimated:
     Leaving the context of the returned object restores the running moments.
     """
     items = torch.nonzero(trainer.data.train.task < tasks).squeeze(1)
-    return reestimate(trainer.model, _TrainBatches(trainer, items))
+    return reestimate(trainer.model, ItemBatches(trainer, items, torch.ones(len(items))))
 
 
 def memory_moments(trainer: Trainer, task: int) -> Reestimated:
@@ -225,23 +219,9 @@ def memory_moments(trainer: Trainer, task: int) -> Reestimated:
     """
     items = stored_items(trainer.plan, trainer.plan.ends[task])
     weights = sample_weights(trainer.config, trainer.plan, trainer.data.sequence.train.task[items], task)
-    batches = _TrainBatches(trainer, torch.from_numpy(items).to(trainer.device), torch.from_numpy(weights))
+    batches = ItemBatches(trainer, torch.from_numpy(items).to(trainer.device), torch.from_numpy(weights))
     plain = trainer.config.evaluate.weights == "plain"
     return reestimate(trainer.model, batches, weights=None if plain else lambda batch: batch[1])
-
-
-class TaskBatches:
-    """Batches of images and labels of one task, without augmentation; can be iterated repeatedly."""
-
-    def __init__(self, trainer: Trainer, task: int, *, test: bool = False, size: int | None = None) -> None:
-        self.size = size or evaluation_batch(trainer)
-        data = trainer.data
-        self.table, self.images = (data.test, data.test_x) if test else (data.train, data.train_x)
-        self.items = torch.nonzero(self.table.task == task).squeeze(1)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for part in torch.split(self.items, self.size):
-            yield self.images(part), self.table.label[part]
 
 
 def classes_of(trainer: Trainer, x: Tensor, task: int) -> Tensor:
@@ -257,14 +237,7 @@ def task_scores(trainer: Trainer, measured: Measurements, task: int) -> TaskScor
         row = measured.rows["labels"][task]
         own = [None if stats is None else LabelStats.from_json(stats) for stats in row["own"]]
         return label_scores(own, LabelStats.from_json(row["tally"]))
-    return accuracy_scores(measured.rows["matrix"][task], _test_samples(trainer), task)
-
-
-def _test_samples(trainer: Trainer) -> list[int]:
-    """Return the number of test samples of each task that is learned."""
-    stream = trainer.data.sequence
-    samples: list[int] = np.bincount(stream.test.task, minlength=stream.tasks)[: len(trainer.plan.ends)].tolist()
-    return samples
+    return accuracy_scores(measured.rows["matrix"][task], trainer.test_samples, task)
 
 
 def run_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
@@ -277,7 +250,7 @@ def run_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
             results[name] = {key: [row[key] for row in rows] for key in ("own", "tally")}
         else:
             before = measured.before.get("matrix_task" if name.startswith("matrix_task") else "matrix")
-            results[name] = {"correct": rows, "total": _test_samples(trainer), "before": before}
+            results[name] = {"correct": rows, "total": trainer.test_samples, "before": before}
     stream, model = trainer.data.sequence, trainer.model
     if isinstance(stream.source, MultiLabelSource):
         results["classes"] = {"names": list(stream.source.class_names), "groups": list(stream.source.class_groups)}
@@ -294,10 +267,6 @@ def run_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     if len(trainer.plan.ends) < stream.tasks:
         results["reached"] = {"tasks": len(trainer.plan.ends), "of": stream.tasks}
     if trainer.config.norm.groups == "auto":
-        results["norm_groups"] = _groups_of_layers(model)
+        groups = {name: getattr(module, "num_groups", None) for name, module in model.named_modules()}
+        results["norm_groups"] = {name: number for name, number in groups.items() if isinstance(number, int)}
     return results
-
-
-def _groups_of_layers(model: nn.Module) -> dict[str, int]:
-    groups = {name: getattr(module, "num_groups", None) for name, module in model.named_modules()}
-    return {name: number for name, number in groups.items() if isinstance(number, int)}

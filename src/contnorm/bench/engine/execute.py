@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,10 @@ import torch
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.components import Component, components_of, has_user_frame, share_components, user_code_error
 from contnorm.bench.cost import CostModel, recorded_timings
-from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
 from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess
 from contnorm.bench.engine.loop import Lane, train_lanes
-from contnorm.bench.engine.provenance import current_device, numerics, provenance
+from contnorm.bench.engine.provenance import numerics, provenance
 from contnorm.bench.engine.run import Event, Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import PlanCache
@@ -25,8 +24,6 @@ from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.bench.streams.device import DeviceImages
 from contnorm.bench.unfinished import ENDING, is_locked
 from contnorm.errors import UserCodeError, UserError, usable
-
-__all__ = ["Work", "execute", "group_runs", "plan_groups"]
 
 POLL = 0.25  # seconds between two checks of runs that other processes execute
 START_SECONDS = 10.0  # of two worker processes: shorter runs are executed in this one
@@ -56,11 +53,13 @@ def execute(
             todo.append(run)
         else:
             yield event
-    work = Work.of(todo, options, prepare)
+    components = [part for config in dict.fromkeys(run.config for run in todo) for part in components_of(config)]
+    work = Work(options, prepare, list(dict.fromkeys(components)))
     while todo or held:
         ended = set()
         try:
-            for event in _launch(work, todo, stop) if todo else ():
+            launcher, groups = _launcher_and_groups(work, todo)
+            for event in launcher.launch(work, groups, stop):
                 ended |= {event.run} if event.is_end or event.kind == "waiting" else set()
                 held += [event.run] if event.kind == "waiting" else []
                 yield event
@@ -93,31 +92,31 @@ def _recorded(run: Run, options: RunOptions) -> Event | None:
     return Event("diverged", run, why=why, path=path)
 
 
-def _launch(work: Work, runs: Sequence[Run], stop: Callable[[], bool]) -> Iterator[Event]:
-    """Execute runs with the launcher of the options; by default in processes of this machine where they pay."""
-    options = work.options
-    launcher, devices = options.launcher, options.devices if isinstance(options.devices, tuple) else ()
-    if launcher is None and len(runs) == 1:
-        yield from work(runs, stop)
-        return
+def _launcher_and_groups(work: Work, runs: Sequence[Run]) -> tuple[Launcher, list[tuple[Run, ...]]]:
+    """Return the launcher of the options, by default processes of this machine where they pay, and groups of runs."""
+    options, launcher = work.options, work.options.launcher
+    if len(runs) < 2 and launcher is None:
+        return ThisProcess(), [(run,) for run in runs]
     costs = CostModel(recorded_timings(options.runs), options.torch_device.type)
     if launcher is None:
         launcher, processes = ThisProcess(), min(options.lane_count, len(runs))
+        devices = options.devices if isinstance(options.devices, tuple) else ()
         if len(devices) > 1:
             launcher = Processes(len(devices), devices)
         elif not options.on_gpu and processes > 1:
-            with raise_on_stop():
-                samples = {name: len(work.load(name).source.train_images) for name in {run.source for run in runs}}
+            samples = {name: len(work.load(name).source.train_images) for name in {run.source for run in runs}}
             seconds = sum(costs.seconds(run.config, samples=samples[run.source]) for run in runs)
             if seconds * (1 - 1 / processes) > START_SECONDS:
                 launcher = Processes(processes)
     assert isinstance(launcher, Launcher)
-    groups = plan_groups(runs, options, launcher.workers(), costs)
-    # One run for each experiment; the learning rate changes nothing that is checked.
+    # Invalid settings fail before the first run starts: build the trainer of one run of each experiment, on the CPU,
+    # since the GPUs may be those of workers. The learning rate changes nothing that is checked.
     distinct = {replace(run.config, train=replace(run.config.train, lr=1.0)): run for run in runs}
     if len(distinct) > 1 or not isinstance(launcher, ThisProcess):
-        work.check(distinct.values())
-    yield from launcher.launch(work, groups, stop)
+        for run in distinct.values():
+            plans = work.load(run.source)
+            Trainer(run.config, 0, plans.source, torch.device("cpu"), plans=plans)
+    return launcher, plan_groups(runs, options, launcher.workers(), costs)
 
 
 def group_runs(runs: Iterable[Run], size: int) -> list[tuple[Run, ...]]:
@@ -168,15 +167,18 @@ class Work:
         self._plans: dict[str, PlanCache] = {}
         self._images: dict[str, DeviceImages] = {}
 
-    @classmethod
-    def of(cls, runs: Sequence[Run], options: RunOptions, prepare: Callable[[str], object] | None = None) -> Work:
-        """Return the work of some runs, with the components of this process that their settings name."""
-        configs = dict.fromkeys(run.config for run in runs)
-        return cls(options, prepare, list(dict.fromkeys(part for config in configs for part in components_of(config))))
-
     def __getstate__(self) -> dict[str, Any]:
         options = replace(self.options, launcher=None)
         return {**vars(self), "options": options, "prepare": None, "_plans": {}, "_images": {}}
+
+    def load(self, name: str) -> PlanCache:
+        """Load a data set, with the plans of its runs. A signal interrupts it with `StopRequested`."""
+        with raise_on_stop():
+            if name not in self._plans:
+                if self.prepare is not None:
+                    self.prepare(name)
+                self._plans[name] = PlanCache(self.options.load(name))
+            return self._plans[name]
 
     def __call__(self, group: Sequence[Run], stop: Callable[[], bool]) -> Iterator[Event]:
         """Execute the runs of a group together; yields their events.
@@ -186,21 +188,21 @@ class Work:
             stop: Called often; once it returns True, the runs stop at the next step and are saved.
         """
         share_components(self.components)
-        options, device = self.options, self.options.torch_device
+        options, device, started = self.options, self.options.torch_device, time.perf_counter()
+        lanes = list[Lane]()
         with ExitStack() as stack:
-            stack.enter_context(current_device(device))
+            stack.enter_context(nullcontext() if device.index is None else torch.cuda.device(device))
             stack.enter_context(numerics(group[0].config.train, options.threads))
-            started, lanes = time.perf_counter(), list[Lane]()
             try:
-                with raise_on_stop():
-                    plans = self.load(group[0].source)
-                    if group[0].source not in self._images:
-                        self._images[group[0].source] = DeviceImages.of(plans.source, device, options.whole)
+                plans = self.load(group[0].source)
             except StopRequested:  # before any run has started
                 return
+            if group[0].source not in self._images:
+                self._images[group[0].source] = DeviceImages.of(plans.source, device, options.whole)
             for run in group:
-                folder = None if options.runs is None else RunFolder(options.store.path(run.config, run.seed))
-                if folder is not None:
+                checkpoint = None
+                if options.runs is not None:
+                    folder = RunFolder(options.store.path(run.config, run.seed))
                     if not folder.acquire():
                         yield Event("waiting", run, why=folder.holder(), path=folder.record)
                         continue
@@ -211,77 +213,50 @@ class Work:
                     if event is not None:
                         yield event
                         continue
-                pictures, beside = self._images[run.source], options.memory_moments
-                trainer = Trainer(run.config, run.seed, plans.source, device, pictures, plans, memory_moments=beside)
+                    checkpoint = folder.checkpoint
+                images, beside = self._images[run.source], options.memory_moments
+                trainer = Trainer(run.config, run.seed, plans.source, device, images, plans, memory_moments=beside)
                 stack.callback(trainer.feed.close)
-                lanes.append(Lane(run, trainer, None if folder is None else folder.checkpoint))
+                lanes.append(Lane(run, trainer, checkpoint))
                 lanes[-1].resume()
+                lanes[-1].provenance = provenance(run, plans.source, device, trainer.convolutions)
             for done in sorted({lane.trainer.done for lane in lanes}):
                 together = [lane for lane in lanes if lane.trainer.done == done]
-                yield from self._train(together, plans.source, started, stop)
+                try:
+                    for event in train_lanes(together, stop, options.checkpoint_every, options.log_every):
+                        yield self._record(event, together, started)
+                except UserError:
+                    raise
+                except (Exception, SystemExit) as error:
+                    trainer, saved = together[0].trainer, f"{together[0].saved} steps are saved"
+                    when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
+                    if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the loop
+                        error = error.__cause__
+                    if trainer.has_user_code and has_user_frame(error):  # becomes one line
+                        raise UserCodeError(
+                            f"{user_code_error(error, str(trainer.user_code), when)} ({saved})"
+                        ) from error
+                    error.add_note(f"seed {together[0].run.seed}, {when}; {saved}.")
+                    raise
 
-    def _train(
-        self, lanes: Sequence[Lane], source: Source, started: float, stop: Callable[[], bool]
-    ) -> Iterator[Event]:
-        """Train runs that are at the same step, and record the results."""
-        options, of_run = self.options, {id(lane.run): lane for lane in lanes}
-        with _error_context(lanes):
-            for event in train_lanes(lanes, stop, options.checkpoint_every, options.log_every):
-                run, trainer = event.run, of_run[id(event.run)].trainer
-                if options.runs is not None:
-                    event = replace(event, path=options.store.path(run.config, run.seed))
-                if event.kind in ("started", "diverged", "finished"):
-                    origin = provenance(run, source, trainer.device, trainer.convolutions)
-                if event.kind == "started":
-                    event = replace(event, provenance=origin)
-                elif event.kind == "diverged" and event.path is not None:
-                    options.store.save_diverged(run.config, run.seed, event.why, origin)
-                elif event.kind == "finished":
-                    seconds = {"together": time.perf_counter() - started, "lanes": len(lanes)}
-                    results = {**event.results, "seconds": {**event.results["seconds"], **seconds}, **origin}
-                    weights = pack_weights(trainer.model) if options.keep_weights else None
-                    if event.path is None:
-                        event = replace(event, results=results, weights=weights)
-                    else:
-                        if weights is not None:  # before the record: every record then has its weights
-                            write_atomically(weights_path(event.path), weights)
-                        options.store.save(run.config, run.seed, results)
-                        event = replace(event, results=results)
-                yield event
-
-    def load(self, name: str) -> PlanCache:
-        """Load a data set, with the plans of its runs."""
-        if name not in self._plans:
-            if self.prepare is not None:
-                self.prepare(name)
-            self._plans[name] = PlanCache(self.options.load(name))
-        return self._plans[name]
-
-    def check(self, runs: Iterable[Run]) -> None:
-        """Build the trainer of every experiment, so that invalid settings fail before the first run starts.
-
-        They are built on the CPU, since the GPUs may be those of workers.
-        """
-        for run in runs:
-            with raise_on_stop():
-                plans = self.load(run.source)
-            Trainer(run.config, 0, plans.source, torch.device("cpu"), plans=plans)
-
-
-@contextmanager
-def _error_context(lanes: Sequence[Lane]) -> Iterator[None]:
-    """Say in an error which run failed and how many of its steps are saved; errors of user code become one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the training loop
-            error = error.__cause__
-        run, trainer = lanes[0].run, lanes[0].trainer
-        when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
-        saved = f"{lanes[0].saved} steps are saved"
-        if trainer.has_user_code and has_user_frame(error):
-            raise UserCodeError(f"{user_code_error(error, str(trainer.user_code), when)} ({saved})") from error
-        error.add_note(f"seed {run.seed}, {when}; {saved}.")
-        raise
+    def _record(self, event: Event, lanes: Sequence[Lane], started: float) -> Event:
+        """Record the end of a run; returns its event with the path of the record and what is in it."""
+        options, run = self.options, event.run
+        if options.runs is not None:
+            event = replace(event, path=options.store.path(run.config, run.seed))
+        if event.kind not in ("diverged", "finished"):
+            return event
+        lane = next(lane for lane in lanes if lane.run is run)
+        if event.kind == "diverged":
+            if event.path is not None:
+                options.store.save_diverged(run.config, run.seed, event.why, lane.provenance)
+            return event
+        seconds = {**event.results["seconds"], "together": time.perf_counter() - started, "lanes": len(lanes)}
+        results = {**event.results, "seconds": seconds, **lane.provenance}
+        weights = pack_weights(lane.trainer.model) if options.keep_weights else None
+        if event.path is None:
+            return replace(event, results=results, weights=weights)
+        if weights is not None:  # before the record: every record then has its weights
+            write_atomically(weights_path(event.path), weights)
+        options.store.save(run.config, run.seed, results)
+        return replace(event, results=results)

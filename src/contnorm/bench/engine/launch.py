@@ -1,8 +1,8 @@
 """Launchers: where groups of runs are executed. Here: in this process, and in processes of this machine.
 
-Worker processes are started from `contnorm.bench.engine.worker`, not from the caller's main module, and get what they
-need through cloudpickle. A notebook, and a script without a ``__main__`` guard, can therefore use them. Only this
-process handles Ctrl-C; it asks the workers to stop. A worker whose parent has ended saves its runs and ends as well.
+Worker processes are started from this module, not from the caller's main module, and get what they need through
+cloudpickle. A notebook, and a script without a ``__main__`` guard, can therefore use them. Only the parent handles
+Ctrl-C; it asks the workers to stop. A worker whose parent has ended saves its runs and ends as well.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,22 +23,18 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
-import torch
 
-from contnorm.bench.components import is_installed
-from contnorm.bench.launchers import create_launcher
-from contnorm.bench.signals import child_processes
+from contnorm.bench.components import is_installed, user_code_is_loading
+from contnorm.bench.signals import StopSignals, child_processes
 from contnorm.errors import UserError
 
 if TYPE_CHECKING:
     from contnorm.bench.engine.execute import Work
     from contnorm.bench.engine.run import Event, Run
 
-__all__ = ["Launcher", "Processes", "ThisProcess", "find_launcher", "list_devices", "pickle_all"]
-
 PATIENCE = 0.1  # seconds to wait for a message before ``stop`` is called
 LAST_WORDS = 60.0  # seconds for the other workers to save when one has failed
-WORKER = "contnorm.bench.engine.worker"
+WORKER = f"from {__name__} import work_for_parent; work_for_parent"
 
 
 class Launcher(ABC):
@@ -119,8 +116,12 @@ class Processes(Launcher):
             return
         todo, workers, limit = deque(contents), list[_Worker](), LAST_WORDS
         try:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # this process may itself see some of the GPUs only
             for number in range(min(self.number, len(todo))):
-                variables = {"CUDA_VISIBLE_DEVICES": _visible_name(self.devices[number])} if self.devices else {}
+                variables = {}
+                if self.devices:
+                    index = self.devices[number]
+                    variables["CUDA_VISIBLE_DEVICES"] = str(index) if visible is None else visible.split(",")[index]
                 workers.append(_Worker(payload, variables))
             yield from _receive(workers, todo, stop)
         except KeyboardInterrupt:  # the second signal: end without further saving
@@ -139,7 +140,7 @@ class _Worker:
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
             # In a session of its own: Ctrl-C in a terminal goes to the parent alone, which asks the workers to stop.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", WORKER, str(theirs.fileno())],
+                [sys.executable, "-c", f"{WORKER}({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -242,52 +243,33 @@ def pickle_all(values: Sequence[object]) -> list[bytes]:
     return [bytes(cloudpickle.dumps(value)) for value in values]
 
 
-def find_launcher(launcher: str | Launcher | None) -> Launcher | None:
-    """Return the launcher of a name; None for this machine.
-
-    Example:
-        >>> find_launcher(None) is None, find_launcher("local") is None
-        (True, True)
-    """
-    found = create_launcher(launcher) if isinstance(launcher, str) else launcher
-    if not isinstance(found, Launcher | None):
-        raise UserError(
-            f"launcher={found!r}: use a name of `contnorm ls launchers`, or an object of a subclass of bench.Launcher."
-        )
-    return found
-
-
-def list_devices(devices: Sequence[int] | str | int) -> tuple[int, ...]:
-    """Return the indices of GPUs of this machine.
+def work_for_parent(descriptor: int) -> None:
+    """Execute groups of runs in a worker, until there are none, until SIGTERM, or until the parent process has ended.
 
     Args:
-        devices: The indices, as a list or as text: ``"0,1"``, or ``"all"``.
-
-    Raises:
-        UserError: If it is no list of different indices, or torch does not see these GPUs.
-
-    Example:
-        >>> list_devices("0,x")
-        Traceback (most recent call last):
-        contnorm.errors.UserError: devices='0,x': use different indices of GPUs, such as 0,1, or all.
+        descriptor: File descriptor of the connection. It is sent the search path and the pickled work, then a pickled
+            group after each message ``"ready"``.
     """
-    there = torch.cuda.device_count()
-    try:
-        if devices == "all":
-            indices = list(range(there))
-        else:
-            parts = devices.split(",") if isinstance(devices, str) else devices
-            indices = [parts] if isinstance(parts, int) else [int(part) for part in parts]
-    except (TypeError, ValueError):
-        indices = []
-    if (there and (not indices or len(set(indices)) < len(indices) or min(indices) < 0)) or (not indices and not there):
-        raise UserError(f"devices={devices!r}: use different indices of GPUs, such as 0,1, or all.")
-    if max(indices) >= there:
-        raise UserError(f"devices={devices!r}: torch sees {there} GPUs here.")
-    return tuple(indices)
+    connection = Connection(descriptor)
 
+    def send(message: object) -> None:
+        connection.send_bytes(cloudpickle.dumps(message))
 
-def _visible_name(index: int) -> str:
-    """Return the name of a GPU in CUDA_VISIBLE_DEVICES; this process may itself see some of the GPUs only."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(index) if visible is None else visible.split(",")[index].strip()
+    with StopSignals(announce=False) as signals, suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            sys.path[:] = connection.recv()
+            with user_code_is_loading():
+                work = cloudpickle.loads(connection.recv_bytes())
+            while not signals:
+                send("ready")
+                if not (content := connection.recv_bytes()):
+                    return
+                with user_code_is_loading():
+                    group = cloudpickle.loads(content)
+                # While a group is executed, the parent sends nothing unless it wants this process to end, or has ended.
+                for event in work(group, lambda: bool(signals) or connection.poll(0)):
+                    send(event)
+        except (UserError, EOFError, BrokenPipeError, ConnectionResetError) as error:  # or the parent has ended
+            send(error)
+        except (Exception, SystemExit):
+            send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))

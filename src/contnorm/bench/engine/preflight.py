@@ -1,4 +1,4 @@
-"""Checks of a network on the CPU, before anything is written: what would fail hours later is reported here.
+"""Checks of a run on the CPU, before anything is written: what would fail hours later is reported here.
 
 A network does a forward pass of two images: with user code in evaluation mode, and its output must have the shape that
 the stream needs; otherwise in training mode, since not every norm fits every network and image size. If the plan has a
@@ -14,20 +14,42 @@ from torch import nn
 
 from contnorm.bench.components import is_user_code, user_code_error
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
-from contnorm.bench.engine.memory_samples import sample_weights, stored_items
+from contnorm.bench.engine.hooks import NormHooks, strategy_hooks
 from contnorm.bench.models.norm_layers import check_norms, record_norm_calls
-from contnorm.bench.plan import Plan
+from contnorm.bench.plan import Plan, sample_weights, stored_items
+from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.convert.detect import holds_moments
 from contnorm.errors import UserError
-from contnorm.moments.reestimate import keeps_moments, moment_layers
+from contnorm.moments.pooling import keeps_moments, moment_layers
 from contnorm.tags import BatchTags, batch_tags
-
-__all__ = ["check_moment_settings", "check_network"]
 
 Shape = tuple[int, ...]
 
 _checked: set[tuple[ModelConfig, NormConfig, Shape]] = set()  # networks of the package that passed the check
+
+
+def check_hooks(config: RunConfig, stream: TaskSequence, strategy: Strategy, norm_hooks: NormHooks) -> None:
+    """Reject hooks that this run can't call, and streams that the strategy or the norm does not support."""
+    name, norm, hooks = config.strategy.name, config.norm.name, strategy_hooks(strategy)
+    if hooks & {"on_step_start", "on_step_end"} and config.train.graph == "on":
+        raise UserError(
+            f"strategy {name!r}: on_step_start and on_step_end run on the host at every step, which captured steps "
+            f"can't do. Set train.graph=off, or use after_backward(grads)."
+        )
+    of_norm = norm_hooks.task_start or norm_hooks.task_end
+    if stream.task_free and (of_norm or hooks & {"on_task_start", "on_task_end"}):
+        owner = f"norm {norm!r}" if of_norm else f"strategy {name!r}"
+        raise UserError(f"stream.scenario=free: has no task boundaries, at which {owner} has hooks.")
+    if norm_hooks.need_joint_forward and strategy.draws and config.strategy.forward == "separate":
+        raise UserError(
+            f"strategy.forward=separate: norm {norm!r} is not defined for separate forward passes of stream and "
+            f"memory samples. Use strategy.forward=joint."
+        )
+    if norm_hooks.max_tasks is not None and stream.tasks > norm_hooks.max_tasks:
+        raise UserError(f"norm {norm!r}: has num_tasks={norm_hooks.max_tasks}. Set norm.num_tasks={stream.tasks}.")
+    if stream.multi_label and not strategy.multi_label:
+        raise UserError(f"strategy {name!r}: does not support multi-label streams. Use another one, such as er or prs.")
 
 
 def check_network(
@@ -47,41 +69,37 @@ def check_network(
         UserError: If a check fails.
     """
     own_network = is_user_code(config.model.name)
-    own_norm = is_user_code(config.norm.name) or config.norm.code is not None
     key = config.model, config.norm, shape
-    if own_network or own_norm:
+    if own_network or config.norm.code is not None or is_user_code(config.norm.name):
         with record_norm_calls(model) as called:
             _check_output(model, config, shape, outputs, "model" if own_network else "norm")
         if not any_norm:
             check_norms(model, config.model.name, config.norm, called)
+        if config.evaluate.moments in ("oracle", "memory") or (config.evaluate.drift and keeps_moments(model)):
+            try:
+                moment_layers(model)
+            except ValueError as error:
+                advice = "evaluate.moments=running (--eval-moments running) and evaluate.drift=false"
+                raise UserError(f"model {config.model.name!r}: {error} Or set {advice}.") from error
     elif key not in _checked:
         check_norms(model, config.model.name, config.norm, set())
         try:
             _run_in_training(model, 2, shape)
         except ValueError as error:
-            raise UserError(
-                f"norm {config.norm.name!r}: does not fit model {config.model.name!r} with images of shape {shape}. "
-                f"{error}"
-            ) from error
+            where = f"model {config.model.name!r} with images of shape {shape}"
+            raise UserError(f"norm {config.norm.name!r}: does not fit {where}. {error}") from error
         _checked.add(key)
-    exact = config.evaluate.moments in ("oracle", "memory") or (config.evaluate.drift and keeps_moments(model))
-    if exact and (own_network or own_norm):
+    if is_user_code(config.strategy.name):
+        return  # the passes of a user-defined strategy are not known
+    if any(1 in step.passes(config.strategy.forward) for step in plan.steps):
         try:
-            moment_layers(model)
-        except ValueError as error:
-            advice = "evaluate.moments=running (--eval-moments running) and evaluate.drift=false"
-            raise UserError(f"model {config.model.name!r}: {error} Or set {advice}.") from error
-    if not is_user_code(config.strategy.name):  # the passes of a user-defined strategy are not known
-        single = next((step for step in plan.steps if 1 in step.passes(config.strategy.forward)), None)
-        if single is not None:
-            try:
-                _run_in_training(model, 1, shape)
-            except (ValueError, RuntimeError) as error:
-                raise UserError(
-                    f"train.batch={config.train.batch}: a forward pass of task {single.task} has a single sample, and "
-                    f"norm {config.norm.name!r} in model {config.model.name!r} can't compute batch moments of it. "
-                    f"Change train.batch, train.replay or stream.train_per_task so that no pass has one sample."
-                ) from error
+            _run_in_training(model, 1, shape)
+        except (ValueError, RuntimeError) as error:
+            raise UserError(
+                f"train.batch={config.train.batch}: a forward pass has a single sample, and norm {config.norm.name!r} "
+                f"in model {config.model.name!r} can't compute batch moments of it. Change train.batch, train.replay "
+                f"or stream.train_per_task so that no pass has one sample."
+            ) from error
 
 
 def _check_output(model: nn.Module, config: RunConfig, shape: Shape, outputs: int, own: str) -> None:
@@ -100,7 +118,7 @@ def _check_output(model: nn.Module, config: RunConfig, shape: Shape, outputs: in
         raise UserError(
             f"model {config.model.name!r}: for images of shape {(2, *shape)} its output must have shape "
             f"{(2, outputs)}, one value per output of the stream, not {got}. Use num_outputs, the second argument of "
-            f"your function, or stream.num_outputs."
+            f"your function."
         )
 
 
@@ -112,33 +130,21 @@ def _run_in_training(model: nn.Module, samples: int, shape: Shape) -> None:
         copy.deepcopy(model, weights).train()(torch.zeros(samples, *shape))
 
 
-def check_moment_settings(model: nn.Module, config: RunConfig, plan: Plan, stream: TaskSequence) -> None:
-    """Reject frozen moments of a network without any, and moments of a memory that does not exist or is too small.
-
-    Raises:
-        UserError: If a check fails.
-    """
+def check_moments(model: nn.Module, config: RunConfig, plan: Plan, stream: TaskSequence) -> None:
+    """Reject frozen moments of a network without any, and moments of a memory that does not exist or is too small."""
     after = config.norm.freeze_after
     if after is not None and not any(map(holds_moments, model.modules())):
-        raise UserError(
-            f"norm.freeze_after={after}: norm {config.norm.name!r} has no running moments to freeze. Use a norm with "
-            f"moments, such as bn or cn, or leave norm.freeze_after out."
-        )
+        raise UserError(f"norm.freeze_after={after}: norm {config.norm.name!r} has no running moments to freeze.")
     if after is not None and after >= stream.tasks:
         raise UserError(f"norm.freeze_after={after}: is not below the number of tasks, {stream.tasks}.")
     if config.evaluate.moments != "memory":
         return
-    running = "evaluate.moments=running (--eval-moments running)"
-    if not plan.slots:
-        raise UserError(
-            f"evaluate.moments=memory: strategy {config.strategy.name!r} has no memory to estimate moments from. Use a "
-            f"strategy that has one, such as er, or {running}."
-        )
     for task, end in enumerate(plan.ends):
         items = stored_items(plan, end)
         samples = int((sample_weights(config, plan, stream.train.task[items], task) > 0).sum())
         if samples < 2:
             raise UserError(
                 f"evaluate.moments=memory: after task {task} the memory has {samples} samples with a weight, and a "
-                f"variance needs two or more. Use a larger memory.size (--buffer), or {running}."
+                f"variance needs two or more. Use a strategy with a memory and a larger memory.size (--buffer), or "
+                f"evaluate.moments=running (--eval-moments running)."
             )

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,8 @@ from contnorm.bench.data.dataset import MultiLabelSource, Source
 from contnorm.bench.engine.run import Run
 from contnorm.kernels import VARIABLE as KERNEL_VARIABLE
 from contnorm.kernels.convolution import EMPTY, ConvolutionTable
-from contnorm.kernels.cpp.library import unavailable_reason
+from contnorm.kernels.cpp import unavailable_reason
 from contnorm.registry import BUILT_IN, NORMS
-
-__all__ = [
-    "built_commit",
-    "cn_kernel",
-    "commit_of",
-    "cpu_instructions",
-    "current_device",
-    "device_name",
-    "numerics",
-    "package_commit",
-    "provenance",
-]
 
 _one_thread_at_a_time = threading.RLock()
 
@@ -76,11 +64,6 @@ def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
             deterministic.fill_uninitialized_memory = old_fill
 
 
-def current_device(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one, on which streams, graphs and kernels are created; nothing to do for a CPU."""
-    return nullcontext() if device.index is None else torch.cuda.device(device)
-
-
 def device_name(device: torch.device) -> str:
     """Return the name of the GPU or CPU. Results depend on it slightly, times strongly."""
     if device.type == "cuda":
@@ -88,9 +71,13 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def cpu_instructions() -> str:
-    """Return the instruction set that torch uses on this CPU, such as AVX2; the order of sums depends on it."""
-    return torch.backends.cpu.get_cpu_capability()
+def cpu_circumstances(config: RunConfig) -> dict[str, Any]:
+    """Return what the bits of a run on a CPU depend on: torch's instruction set, such as AVX2, and the kernel of CN."""
+    kernel = cn_kernel(config)
+    return {
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        **({} if kernel is None else {"cn_kernel": kernel}),
+    }
 
 
 def cn_kernel(config: RunConfig) -> str | None:
@@ -119,12 +106,9 @@ def provenance(
         device: The device it is executed on.
         convolutions: The table of convolution kernels of the run.
     """
-    config, on_cpu, details = run.config, dict[str, str](), dict[str, Any]()
+    config, details = run.config, dict[str, Any]()
     parts = components_of(config)
     origins = [part.origin for part in parts] + ([NORMS[config.norm.name].origin] if config.norm.name in NORMS else [])
-    if device.type == "cpu":
-        kernel = cn_kernel(config)
-        on_cpu = {"instructions": cpu_instructions(), **({} if kernel is None else {"cn_kernel": kernel})}
     if isinstance(source, MultiLabelSource):  # how much of a published data set was present
         images = len(source.train_images) + len(source.test_images)
         counts = {"published_images": source.published_images, "missing_images": source.missing_images}
@@ -145,7 +129,7 @@ def provenance(
             "kind": device.type,
             "name": device_name(device),
             "threads": torch.get_num_threads(),
-            **on_cpu,
+            **(cpu_circumstances(config) if device.type == "cpu" else {}),
         },
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
@@ -162,14 +146,8 @@ def package_commit() -> str | None:
     An installed package has no checkout; its commit is the one that it was built from, in the file ``COMMIT``.
     """
     init = Path(contnorm.__file__).resolve()
-    return commit_of(init) or built_commit(init.parent)
-
-
-def built_commit(package: Path) -> str | None:
-    """Return the commit that the build of a package has written to its folder; None if there is none."""
-    with suppress(OSError):
-        return (package / "COMMIT").read_text().strip() or None
-    return None
+    built = init.with_name("COMMIT")
+    return commit_of(init) or (built.read_text().strip() if built.is_file() else None)
 
 
 def commit_of(file: Path) -> str | None:

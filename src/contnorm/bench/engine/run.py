@@ -16,12 +16,11 @@ from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.pictures import cores
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.data.store import find_stored
-from contnorm.bench.engine.launch import Launcher, find_launcher, list_devices
+from contnorm.bench.engine.launch import Launcher
+from contnorm.bench.launchers import create_launcher
 from contnorm.bench.metrics import TaskScores
 from contnorm.bench.records import Store
 from contnorm.errors import UserError, check_count
-
-__all__ = ["Event", "Kind", "Run", "RunOptions", "find_device"]
 
 GPU_LANES = 8
 
@@ -104,7 +103,9 @@ class RunOptions:
         check_count(self.threads, "threads")
         if self.lanes is not None:
             check_count(self.lanes, "lanes")
-        launcher = find_launcher(self.launcher)
+        launcher = create_launcher(self.launcher) if isinstance(self.launcher, str) else self.launcher
+        if not isinstance(launcher, Launcher | None):
+            raise UserError(f"launcher={launcher!r}: use a name, or an object of a subclass of bench.Launcher.")
         remote = launcher is not None and launcher.remote
         if self.devices is not None:
             devices = list_devices(self.devices)
@@ -164,12 +165,37 @@ def find_device(name: str, remote: bool = False) -> torch.device:
     if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise UserError(f"device={name!r}: use cpu, cuda, or a GPU by its index, such as cuda:1.")
     device = torch.device(name)
-    if device.type == "cuda":
-        if not remote and not torch.cuda.is_available():
-            raise UserError(f"device={name!r}: torch sees no GPU here. Use cpu.")
-        if not remote and device.index is not None and device.index >= torch.cuda.device_count():
-            raise UserError(f"device={name!r}: torch sees {torch.cuda.device_count()} GPUs here.")
+    there = torch.cuda.device_count() if device.type == "cuda" and not remote else 0
+    if device.type == "cuda" and not remote and not torch.cuda.is_available():
+        raise UserError(f"device={name!r}: torch sees no GPU here. Use cpu.")
+    if not remote and device.index is not None and device.index >= there:
+        raise UserError(f"device={name!r}: torch sees {there} GPUs here.")
     return device
+
+
+def list_devices(devices: Sequence[int] | str | int) -> tuple[int, ...]:
+    """Return the indices of GPUs of this machine.
+
+    Args:
+        devices: The indices, as a list or as text: ``"0,1"``, or ``"all"``.
+
+    Example:
+        >>> list_devices("0,0")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: devices='0,0': use different indices of GPUs, of which torch sees ..., or all.
+    """
+    there = torch.cuda.device_count()
+    if devices == "all":
+        indices = list(range(there))
+    elif isinstance(devices, str):
+        indices = [int(part) if part.strip().isdecimal() else -1 for part in devices.split(",")]
+    else:
+        indices = [devices] if isinstance(devices, int) else list(devices)
+    if not indices or len(set(indices)) < len(indices) or not all(0 <= index < there for index in indices):
+        raise UserError(
+            f"devices={devices!r}: use different indices of GPUs, of which torch sees {there} here, or all."
+        )
+    return tuple(indices)
 
 
 Kind = Literal["recorded", "waiting", "started", "steps", "task", "finished", "stopped", "failed", "diverged"]

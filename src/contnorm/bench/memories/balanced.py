@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from contnorm.bench.memories.base import NOT_STORED, Memory, Slots
 
-__all__ = ["BalancedReservoir"]
-
 
 class BalancedReservoir(Memory):
     """A uniform sample of each class, with shares as equal as the stream allows.
@@ -46,14 +44,13 @@ class BalancedReservoir(Memory):
         self._full: set[int] = set()
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
-        return np.array([self._offer_one(label) for label in labels.tolist()], dtype=np.int64)
-
-    def _offer_one(self, label: int) -> int:
-        self._seen[label] = self._seen.get(label, 0) + 1
-        slot = self._choose(label)
-        if slot != NOT_STORED:
-            self._class[slot] = label
-        return slot
+        slots = []
+        for label in labels.tolist():
+            self._seen[label] = self._seen.get(label, 0) + 1
+            slots.append(self._choose(label))
+            if slots[-1] != NOT_STORED:
+                self._class[slots[-1]] = label
+        return np.array(slots, dtype=np.int64)
 
     def _choose(self, label: int) -> int:
         if self._stored < self.capacity:

@@ -11,16 +11,12 @@ candidate has a higher cost, it evicts the first one, whatever its cost. ``quirk
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.config.schema import MemoryConfig
 from contnorm.bench.memories.base import NOT_STORED, Memory, Slots
-
-__all__ = ["PartitioningReservoir"]
 
 Floats = NDArray[np.float64]
 SAME = 1e-9  # tolerance for equal costs: sums in another order differ by rounding errors
@@ -45,6 +41,7 @@ class PartitioningReservoir(Memory):
     name: ClassVar[str] = "prs"
     summary: ClassVar[str] = "a share for each label, by a power of its frequency (memory.rho)"
     multi_hot: ClassVar[bool] = True
+    keys: ClassVar[tuple[str, ...]] = ("rho", "quirk")
 
     def __init__(
         self,
@@ -54,19 +51,9 @@ class PartitioningReservoir(Memory):
         generator: np.random.Generator | None = None,
         quirk: bool = False,
     ) -> None:
-        if capacity < 1 or (labels is not None and labels < 1):
-            raise ValueError(f"PartitioningReservoir: capacity={capacity} and labels={labels} must be 1 or more.")
         super().__init__(capacity)
         self.labels, self.rho, self.quirk = labels or 0, rho, quirk
         self.generator = generator or self.generator
-
-    @classmethod
-    def from_config(cls, config: MemoryConfig) -> Self:
-        return cls(config.size, rho=config.rho, quirk=config.quirk)
-
-    @property
-    def overrides(self) -> Mapping[str, object]:
-        return {**super().overrides, "memory.rho": self.rho, "memory.quirk": self.quirk}
 
     def setup(self) -> None:
         if self.stream is not None:
@@ -78,27 +65,22 @@ class PartitioningReservoir(Memory):
         self._share = np.zeros(self.labels)  # p: target share per label; stale for labels not in memory
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
-        if labels.ndim != 2 or labels.shape[1] != self.labels:
-            raise ValueError(
-                f"PartitioningReservoir: expected labels of shape (samples, {self.labels}), 0 or 1 each, got "
-                f"{labels.shape}. For one label a sample, give one-hot rows."
-            )
-        return np.array([self._offer_one(row.astype(bool)) for row in labels], dtype=np.int64)
-
-    def _offer_one(self, sample: NDArray[np.bool_]) -> int:
-        slot = NOT_STORED
-        if self._seen < self.capacity:
-            slot = self._seen
-        elif self.generator.random() < self._entry_probability(sample):
-            slot = self._slot_to_free()
-            self._held_count -= self._held[slot]
-        if slot != NOT_STORED:
-            self._held[slot] = sample
-            self._held_count += sample
-        self._seen += 1
-        self._stream_count += sample
-        self._set_shares()
-        return slot
+        slots = np.full(len(labels), NOT_STORED)
+        for i, sample in enumerate(labels.astype(bool)):
+            if self._seen < self.capacity:
+                slots[i] = self._seen
+            elif self.generator.random() < self._entry_probability(sample):
+                slots[i] = self._slot_to_free()
+                self._held_count -= self._held[slots[i]]
+            if slots[i] != NOT_STORED:
+                self._held[slots[i]] = sample
+                self._held_count += sample
+            self._seen += 1
+            self._stream_count += sample
+            present = self._held_count > 0
+            power = self._stream_count[present].astype(np.float64) ** self.rho
+            self._share[present] = power / power.sum() if present.any() else 0.0
+        return slots
 
     def _entry_probability(self, sample: NDArray[np.bool_]) -> float:
         """Weighted mean of ``min(1, capacity * p / n)`` over the labels of the sample.
@@ -124,26 +106,14 @@ class PartitioningReservoir(Memory):
         carriers = np.flatnonzero(self._held[:, label])
         underrepresented_count = (self._held[carriers] & underrepresented).sum(1)
         candidates = carriers[underrepresented_count == underrepresented_count.min()]
-        cost = self._cost_after_removal(candidates)
+        # The cost is the L1 distance of the label counts from their targets after the removal of each candidate. Labels
+        # that are no longer in memory after the removal do not count.
+        remaining = self._held_count - self._held[candidates]
+        targets = self._share * remaining.sum(1, keepdims=True)
+        cost = np.where(remaining > 0, np.abs(remaining - targets), 0.0).sum(1)
         if self.quirk and cost.min() >= self.capacity:
             return int(candidates[0])
         return int(candidates[np.flatnonzero(cost <= cost.min() + SAME)[0]])  # the lowest slot among equal costs
-
-    def _cost_after_removal(self, candidates: Slots) -> Floats:
-        """Compute the L1 distance of the label counts from their targets after the removal of each candidate.
-
-        Labels that are no longer in memory after the removal do not count.
-        """
-        rows = self._held[candidates]
-        remaining = self._held_count - rows
-        total = remaining.sum(1, keepdims=True)
-        cost: Floats = np.where(remaining > 0, np.abs(remaining - self._share * total), 0.0).sum(1)
-        return cost
-
-    def _set_shares(self) -> None:
-        present = self._held_count > 0
-        power = self._stream_count[present].astype(np.float64) ** self.rho
-        self._share[present] = power / power.sum() if present.any() else 0.0
 
 
 def _softmax(values: Floats) -> Floats:

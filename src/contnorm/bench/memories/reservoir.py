@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from contnorm.bench.memories.base import NOT_STORED, Memory, Slots
 
-__all__ = ["Reservoir"]
-
 
 class Reservoir(Memory):
     """Each of n samples is stored with probability ``capacity / n``.
@@ -35,8 +33,6 @@ class Reservoir(Memory):
     summary: ClassVar[str] = "every sample seen so far with the same probability"
 
     def __init__(self, capacity: int, generator: np.random.Generator | None = None) -> None:
-        if capacity < 1:
-            raise ValueError(f"Reservoir: capacity={capacity} must be 1 or more.")
         super().__init__(capacity)
         self.generator = generator or self.generator
 

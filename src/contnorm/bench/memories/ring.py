@@ -6,16 +6,12 @@ of class. At the end of a task, it holds the last 50 samples of the task. Anothe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contnorm.bench.config.schema import MemoryConfig
 from contnorm.bench.memories.base import Memory, Slots
-
-__all__ = ["Ring"]
 
 
 class Ring(Memory):
@@ -37,21 +33,12 @@ class Ring(Memory):
     name: ClassVar[str] = "ring"
     summary: ClassVar[str] = "the newest samples of each task, or of each class (memory.per)"
     supports_multi_label: ClassVar[bool] = False
+    keys: ClassVar[tuple[str, ...]] = ("per",)
 
     def __init__(self, size: int, rings: int | None = None, per: Literal["task", "class"] = "task") -> None:
-        if size < 1 or (rings is not None and rings < 1):
-            raise ValueError(f"Ring: size={size} and rings={rings} must be 1 or more.")
         super().__init__(size)
         self.rings, self.per = rings or 0, per
         self.capacity = size * self.rings
-
-    @classmethod
-    def from_config(cls, config: MemoryConfig) -> Self:
-        return cls(config.size, per=config.per)
-
-    @property
-    def overrides(self) -> Mapping[str, object]:
-        return {**super().overrides, "memory.per": self.per}
 
     def setup(self) -> None:
         if self.stream is not None:
@@ -61,18 +48,10 @@ class Ring(Memory):
 
     def offer(self, labels: NDArray[np.int64], task: int) -> Slots:
         if self.per == "task":
-            first = self._advance(task, len(labels))
-            return task * self.size + np.arange(first, first + len(labels), dtype=np.int64) % self.size
-        rings = labels.tolist()
-        return np.array([ring * self.size + self._advance(ring) % self.size for ring in rings], dtype=np.int64)
-
-    def _advance(self, ring: int, samples: int = 1) -> int:
-        """Count samples of a ring; returns how many it had before."""
-        if not 0 <= ring < self.rings:
-            raise ValueError(
-                f"Ring: got a sample of {self.per} {ring}, and there are rings for 0 to {self.rings - 1}. "
-                f"Build it with rings={ring + 1} or more."
-            )
-        seen = self._seen[ring]
-        self._seen[ring] = seen + samples
-        return seen
+            first, self._seen[task] = self._seen[task], self._seen[task] + len(labels)
+            return task * self.size + np.arange(first, first + len(labels)) % self.size
+        slots = []
+        for ring in labels.tolist():
+            slots.append(ring * self.size + self._seen[ring] % self.size)
+            self._seen[ring] += 1
+        return np.array(slots, dtype=np.int64)

@@ -12,24 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import StrategyConfig, resolve_options
+from contnorm.errors import UserCodeError
 from contnorm.tags import BatchTags, batch_tags
 
 if TYPE_CHECKING:
     from contnorm.bench.streams.device import DeviceStream
-
-__all__ = [
-    "Batch",
-    "Model",
-    "OutputMask",
-    "Single",
-    "Strategy",
-    "TaskData",
-    "TaskInfo",
-    "forward",
-    "joined",
-    "tagged_passes",
-    "together",
-]
 
 Model = Callable[[Tensor], Tensor]
 # Names of settings that are no own settings of a strategy, with their keys.
@@ -109,8 +96,6 @@ class TaskData:
         Args:
             size: Samples per batch.
         """
-        if size < 1:
-            raise ValueError(f"batches(size={size}): size must be 1 or more.")
         table = self._stream.train
         for items in torch.split(self._items, size):
             replayed = torch.zeros(len(items), dtype=torch.bool, device=items.device)
@@ -335,41 +320,56 @@ def together(*batches: Batch) -> Batch:
         >>> together(*parts).x.data_ptr() == x.data_ptr()
         True
     """
-    x, label, task = (joined([getattr(b, part) for b in batches]) for part in ("x", "label", "task"))
+    x, label, task = (
+        joined([b.x for b in batches]),
+        joined([b.label for b in batches]),
+        joined([b.task for b in batches]),
+    )
     replayed = [batch.replayed for batch in batches if batch.replayed is not None]
     known = joined(replayed) if len(replayed) == len(batches) else None
-    return Batch(x, label, task, replayed=known, extra_size=batches[0].extra_size, stream_size=_stream_size(batches))
-
-
-def _stream_size(batches: Sequence[Batch]) -> int | None:
-    """Return the number of stream samples of concatenated batches; None if it is unknown or they do not come first."""
-    total = 0
+    stream_size: int | None = 0  # None if it is unknown, or if samples of the stream do not come first
     for number, batch in enumerate(batches):
-        if batch.stream_size is None or (batch.stream_size and total < sum(map(len, batches[:number]))):
-            return None
-        total += batch.stream_size
-    return total
+        if stream_size is not None:
+            comes_first = not batch.stream_size or stream_size == sum(map(len, batches[:number]))
+            stream_size = stream_size + batch.stream_size if batch.stream_size is not None and comes_first else None
+    return Batch(x, label, task, replayed=known, extra_size=batches[0].extra_size, stream_size=stream_size)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along their first dimension."""
-    first = parts[0]
-    if not _adjacent(parts):
-        return torch.cat(list(parts))
-    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
-
-
-def _adjacent(parts: Sequence[Tensor]) -> bool:
-    """Whether the parts are consecutive slices of one tensor: same storage, strides and shape, and no gap."""
-    first = parts[0]
-    offset = first.storage_offset()
+    """Concatenate tensors along their first dimension; consecutive slices of one tensor become a view of it."""
+    first, end = parts[0], parts[0].storage_offset()
     for part in parts:
         if (
             part.requires_grad
+            or part.storage_offset() != end
             or part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
             or (part.stride(), part.shape[1:], part.dtype) != (first.stride(), first.shape[1:], first.dtype)
-            or part.storage_offset() != offset
         ):
-            return False
-        offset += len(part) * part.stride(0)
-    return True
+            return torch.cat(list(parts))
+        end += len(part) * part.stride(0)
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+
+
+def check_loss(
+    name: str, answer: object, stores_logits: bool, head: OutputMask, stream: Batch
+) -> tuple[Tensor, Tensor | None]:
+    """Check what the loss of a user's strategy returns, which could otherwise fail elsewhere or stay unnoticed.
+
+    Example:
+        >>> batch, head = Batch(torch.zeros(2, 1), *torch.zeros(2, 2)), OutputMask(torch.ones(1, 3, dtype=torch.bool))
+        >>> check_loss("mine.py:Mine", torch.zeros(2), False, head, batch)
+        Traceback (most recent call last):
+        contnorm.errors.UserCodeError: strategy 'mine.py:Mine': its loss must return (loss, logits): a tensor with ...
+    """
+    loss, logits = answer if isinstance(answer, tuple) and len(answer) == 2 else (None, None)
+    shape = (len(stream), head.competing.shape[1])
+    fits = logits is None and not stores_logits
+    if stores_logits and isinstance(logits, Tensor):
+        fits = logits.shape == shape and not logits.requires_grad and logits.dtype == torch.float32
+    if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad and fits):
+        stored = f"the logits of the stream batch, of shape {shape}, as logits.detach().float()"
+        raise UserCodeError(
+            f"strategy {name!r}: its loss must return (loss, logits): a tensor with a real number and a gradient, and "
+            f"{stored if stores_logits else 'None, since stores_logits is False'}."
+        )
+    return loss, logits

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
 
-__all__ = ["DERpp"]
-
 
 class DERpp(Strategy):
     """CE(stream) + alpha * MSE(first draw, its stored logits) + beta * CE(second draw).

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
 
-__all__ = ["ER"]
-
 
 class ER(Strategy):
     """Cross-entropy of stream and memory: the mean over all samples, or the sum of the two means.

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
 
-__all__ = ["ERACE"]
-
 
 class ERACE(Strategy):
     """CE(stream; classes in the batch) + CE(memory; classes seen so far).

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, TaskData, TaskInfo, forward
 
-__all__ = ["EWC"]
-
 
 class EWC(Strategy):
     """CE(stream) + strength / 2 * sum of fisher * (weight - weight after the last task)**2.
@@ -73,16 +71,12 @@ class EWC(Strategy):
         return loss + self.settings.strength / 2 * penalty, None
 
     def on_task_end(self, task: TaskInfo, data: TaskData) -> None:
-        new = self._estimate_fisher(data)
-        for (parameter, fisher, anchor), estimate in zip(self._weights(), new, strict=True):
-            fisher.mul_(self.settings.gamma).add_(estimate)
-            anchor.copy_(parameter.detach())
-
-    def _estimate_fisher(self, data: TaskData) -> list[Tensor]:
-        parameters = self._trained()
-        squares = [torch.zeros_like(parameter) for parameter in parameters]
+        """Add the Fisher information of the task, estimated in evaluation mode from single samples."""
+        weights = list(self._weights())
+        parameters = [parameter for parameter, _, _ in weights]
         count = min(self.settings.fisher_samples, len(data))
         chosen = {number * len(data) // count for number in range(count)}
+        squares = [torch.zeros_like(parameter) for parameter in parameters]
         self.model.eval()
         for number, sample in enumerate(data.batches(1)):
             if number in chosen:
@@ -92,4 +86,6 @@ class EWC(Strategy):
                     if grad is not None:
                         square.addcmul_(grad, grad, value=1 / count)
         self.model.train()
-        return squares
+        for (parameter, fisher, anchor), square in zip(weights, squares, strict=True):
+            fisher.mul_(self.settings.gamma).add_(square)
+            anchor.copy_(parameter.detach())

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, TaskData, TaskInfo, forward
 
-__all__ = ["LwF"]
-
 
 class LwF(Strategy):
     """CE(stream) + strength * CE(softmax of old outputs, softmax of old outputs before the task), at a temperature.

@@ -13,17 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "add_splits",
-    "forward",
-    "input_gradient",
-    "prepare_input",
-    "prepare_weight",
-    "weight_gradient",
-    "weight_gradient_of_prepared",
-]
-
-
 _SIZES = ["samples", "height", "width", "out_height", "out_width", "column_blocks"]  # one kernel for all of these
 
 

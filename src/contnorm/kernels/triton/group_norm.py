@@ -14,12 +14,9 @@ from torch import Tensor
 
 from contnorm.kernels.pivot import subtract_slab_pivot
 from contnorm.kernels.reference import group_norm_in_layout
-from contnorm.kernels.triton.availability import before_relu, can_use_kernels, torch_gradients
-from contnorm.kernels.triton.continual.launch import dense, in_layout, like, sizes_of
-from contnorm.kernels.triton.continual.plan import Sizes, power
-from contnorm.kernels.triton.launcher import launch, on_device_of
-
-__all__ = ["group_step"]
+from contnorm.kernels.triton.launch import sizes_of
+from contnorm.kernels.triton.launcher import can_use_kernels, dense, in_layout, launch, like, on_device_of
+from contnorm.kernels.triton.plan import Sizes, power
 
 SECTOR = 8  # fewest adjacent channels of a tile in channels_last layout: 32 bytes of float32
 TWO_SECTORS = 16  # fewest adjacent channels if the tile still has all positions
@@ -130,31 +127,26 @@ def _sum_over_samples(part: Tensor, weight: Tensor | None, bias: Tensor | None) 
     grads = [None if p is None else torch.empty(c, dtype=p.dtype, device=part.device) for p in (weight, bias)]
     rows, lanes = (32, 32) if n <= 32 else (128, 8)
     with on_device_of(part):
-        launch(
-            _code().sum_over_samples,
-            (-(-c // lanes),),
-            part,
-            *grads,
-            n,
-            c,
-            BN=rows,
-            BC=lanes,
-            num_warps=4,
-        )
+        launch(_code().sum_over_samples, (-(-c // lanes),), part, *grads, n, c, BN=rows, BC=lanes, num_warps=4)
     return tuple(grads)
 
 
 def _plain_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     """Compute the gradients with torch operators, for double backward and batched gradients."""
-
-    def recompute(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        signal = subtract_slab_pivot(x, ctx.groups)
-        scale, offset = (None if p is None else p.to(signal.dtype) for p in (weight, bias))
-        return group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(x.dtype)
-
-    *saved, y, _ = ctx.saved_tensors
-    dy = before_relu(dy, y)
-    return *torch_gradients(recompute, dy, saved, ctx.needs_input_grad[:3]), dy if ctx.needs_input_grad[3] else None
+    x, *parameters, y, _ = ctx.saved_tensors
+    needed, differentiable = ctx.needs_input_grad, torch.is_grad_enabled()
+    dy = dy if y is None else torch.where(y <= 0, 0.0, dy)
+    with torch.enable_grad():
+        # A view of each argument, at which its gradient stops: one argument may depend on another (x may depend on a
+        # tied weight), and the gradient along that path is not part of this function's gradient.
+        views = [None if t is None else t.view_as(t) for t in (x, *parameters)]
+        signal = subtract_slab_pivot(views[0], ctx.groups)  # type: ignore[arg-type]
+        scale, offset = (None if p is None else p.to(signal.dtype) for p in views[1:])
+        again = group_norm_in_layout(signal, ctx.groups, scale, offset, ctx.eps).to(x.dtype)
+        inputs = [t for t, need in zip(views, needed, strict=False) if need and t is not None]
+        grads = iter(torch.autograd.grad(again, inputs, dy, create_graph=differentiable) if inputs else ())
+    given = [next(grads) if need and t is not None else None for t, need in zip(views, needed, strict=False)]
+    return *given, dy if needed[3] else None
 
 
 def _run(

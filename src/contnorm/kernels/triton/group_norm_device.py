@@ -12,8 +12,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["backward", "forward", "sum_over_samples"]
-
 SIZES = ["N", "blocks"]  # not specialized: Triton would compile another kernel for 1 or a multiple of 16
 
 

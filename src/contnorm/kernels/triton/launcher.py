@@ -1,45 +1,42 @@
-"""Launch Triton kernels with a cache of compiled kernels, and compile kernels ahead of time in parallel.
+"""Whether Triton kernels can run, the layouts of their inputs, and launches with a cache of compiled kernels.
 
-Triton compiles a kernel at its first launch, which waits for the compilation. The first step of a network launches
-dozens of kernels one after another and would wait most of a minute. Compiled ahead, they are compiled in parallel.
+Triton is imported at the first launch; importing this package does not require it.
 
 At every launch, Triton inspects each argument to look up the compiled kernel, which takes longer than the rest of a
 layer. This module caches the result under a key that is fast to compute and at least as specific as Triton's. With this
-cache and that of the launches, an eager step of ResNet-18 on an H200 takes 10.8 ms instead of 21.2. See
-docs/benchmarks.md. Settings of Triton (such as its debug mode) must be made before the first launch of a kernel.
+cache and that of the launches, an eager step of ResNet-18 on an H200 took 10.8 ms instead of 21.2. Settings of Triton
+(such as its debug mode) must be made before the first launch of a kernel.
+
+Triton compiles a kernel at its first launch, which waits for the compilation. The first step of a network launches
+dozens of kernels one after another and would wait most of a minute. Compiled ahead, they are compiled in parallel.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from contextvars import Context, copy_context
 from copy import copy
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
-from contnorm.kernels.triton.availability import INSTALLED, INTERPRETED
+TYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of inputs; the kernels compute in float32
 
-__all__ = [
-    "CACHES_KERNELS",
-    "Launch",
-    "RecordedLaunch",
-    "can_compile_ahead",
-    "compiling_ahead",
-    "has_clusters",
-    "in_clusters",
-    "launch",
-    "on_device_of",
-    "prepare_triton",
-    "recording",
-]
+# Read once, because Triton also reads its mode at import. A C compiler builds its launcher at the first launch.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INSTALLED = find_spec("triton") is not None
+COMPILER = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 # No cache for the interpreter, which compiles nothing, nor for AMD GPUs, where Triton's key has more than ours.
 CACHES_KERNELS = not INTERPRETED and torch.version.hip is None
@@ -49,6 +46,93 @@ _ahead: Context | None = None  # shared by all threads: torch runs backward pass
 _launches: dict[tuple[Any, ...], Launch] = {}
 _recordings = threading.local()  # of each thread: the list of its recorded launches, if it records
 _NO_SWITCH = nullcontext()
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------
+
+
+def can_launch(device: torch.device) -> bool:
+    """Whether a kernel can be launched on this device."""
+    if INTERPRETED:
+        return INSTALLED
+    return INSTALLED and COMPILER and device.type == "cuda"
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether kernels can be launched directly: a plain tensor, and no compiler, dispatch mode or functorch active."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in (Tensor, Parameter)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def can_use_kernels(dy: Tensor) -> bool:
+    """Whether kernels can compute a backward pass: no double backward, vmap or dispatch mode is active."""
+    return not torch.is_grad_enabled() and not is_batched(dy) and is_plain(dy)
+
+
+def is_batched(dy: Tensor) -> bool:
+    """Whether a gradient is one of several at once, by ``is_grads_batched`` of `torch.autograd.grad`."""
+    batched: bool = torch._C._functorch.is_legacy_batchedtensor(dy)
+    return batched
+
+
+def is_untraced() -> bool:
+    """Whether no exporter, tracer or transform is active, which would have to trace into the kernels."""
+    return (
+        not torch.compiler.is_exporting()  # an exported program should not need custom operators
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not is_transformed()
+    )
+
+
+def is_transformed() -> bool:
+    """Whether functorch or forward-mode AD is active; neither can trace into the operators."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether a tensor is in channels_last layout."""
+    if x.dim() == 3:
+        return x.transpose(1, 2).is_contiguous()
+    return x.dim() > 3 and x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
+
+
+def in_layout(x: Tensor) -> Tensor:
+    """Return the tensor itself if it is contiguous or channels_last, else a contiguous copy."""
+    return x if x.is_contiguous() or channels_last(x) else x.contiguous()
+
+
+def like(other: Tensor, x: Tensor) -> Tensor:
+    """Return a tensor in the layout of x, which is contiguous or channels_last."""
+    if x.is_contiguous():
+        return other.contiguous()
+    return other if channels_last(other) else other.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def dense(parameter: Tensor | None) -> Tensor | None:
+    """Return a contiguous (C,) tensor; the parameter may be a slice or expanded."""
+    return None if parameter is None else parameter.contiguous()
+
+
+def check_parameters(x: Tensor, *channels: Tensor | None) -> None:
+    """Check shape and device of parameters and moments, because a kernel would read out of bounds otherwise."""
+    shape, device = x.shape[1:2], x.device
+    for each in channels:
+        if each is not None and (each.shape != shape or each.device != device):
+            raise RuntimeError(
+                f"continual_norm: an input of shape {tuple(x.shape)} on {x.device} needs parameters and moments of "
+                f"shape ({x.shape[1]},) on the same device, got {tuple(each.shape)} on {each.device}. "
+                f"Move the layer with layer.to(x.device)."
+            )
+
+
+# --- launches ---------------------------------------------------------------------------------------------------
 
 
 def on_device_of(x: Tensor) -> Any:
@@ -192,21 +276,6 @@ def compiling_ahead() -> Iterator[None]:
             yield
         finally:
             _ahead = None
-
-
-def prepare_triton() -> None:
-    """Let a background thread import Triton and compute its cache key, which the first launch would wait for.
-
-    The key is a hash of Triton's own files, half a gigabyte; Triton computes it once per process. Other Python code can
-    run meanwhile, since hashing does not hold the interpreter's lock.
-    """
-    if INSTALLED and not INTERPRETED:
-        threading.Thread(target=_compute_key, name="contnorm-triton", daemon=True).start()
-
-
-def _compute_key() -> None:
-    with suppress(Exception):  # a private function: without it, the first launch computes the key
-        import_module("triton.runtime.cache").triton_key()
 
 
 def can_compile_ahead() -> bool:

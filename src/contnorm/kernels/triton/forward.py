@@ -3,6 +3,7 @@
 The channels of one group, over all samples, are independent of all other channels. If they fit one program, it computes
 everything (`forward_one`). If their rows do, several programs process a part of the positions each, and each of them
 recomputes the tables (`forward_apply` with ``TABLES``). Otherwise `forward_tables` computes them once, block by block.
+In clusters (`tiles` explains them), several programs hold these rows in registers and exchange their sums.
 
 The table for the backward pass holds, in this order: mean and biased variance of the batch, (C,) each; mean and mean
 square of each group-normalized row, (N, C) each; mean and reciprocal standard deviation of each slab, (N, G) each.
@@ -13,12 +14,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from contnorm.kernels.triton.continual.tiles import (
+from contnorm.kernels.triton.tiles import (
+    arrive,
     channel_tables,
     chunk_moments,
     full_end,
     in_order,
     lanes,
+    load_chunks,
+    load_groups,
+    load_partials,
+    load_program,
     merged_moments,
     moments_and_tables,
     place,
@@ -27,27 +33,11 @@ from contnorm.kernels.triton.continual.tiles import (
     shared_out,
     slab_pivot,
     split_range,
+    store_partial,
     tables_from_moments,
+    wait,
     with_activation,
 )
-
-__all__ = [
-    "evaluate",
-    "evaluate_apply",
-    "forward_apply",
-    "forward_one",
-    "forward_rows",
-    "forward_tables",
-    "gain_of",
-    "load_affine",
-    "load_running",
-    "row_moments",
-    "store_channels",
-    "store_groups",
-    "store_rows",
-    "update_moments",
-    "write_output",
-]
 
 
 @triton.jit
@@ -422,15 +412,140 @@ def evaluate(
         write_output(x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU)
 
 
+# --- clusters ---------------------------------------------------------------------------------------------------
+#
+# In training, each program processes the samples of one part of the batch, with all positions: the tables of its groups
+# need no other program, and the moments of the batch are merged from one partial result per program. In evaluation, it
+# processes a part of the positions of some samples, and the moments of rows are merged; without ``CHUNKS``, it reads
+# them twice.
+
+
 @triton.jit
-def update_moments(
-    running_mean_ptr, running_var_ptr, mean_ptr, var_ptr, weight_ptr, weight, factor, C, BC: tl.constexpr
-):
-    """Update both running moments; ``factor`` makes the batch variance unbiased."""
-    at = tl.program_id(0) * BC + tl.arange(0, BC)
-    exists = at < C
-    old_mean, old_var, _, weight = load_running(running_mean_ptr, running_var_ptr, None, weight_ptr, weight, at, exists)
-    mean = _moved(old_mean, tl.load(mean_ptr + at, mask=exists, other=0.0), weight)
-    var = _moved(old_var, tl.load(var_ptr + at, mask=exists, other=0.0) * factor, weight)
-    tl.store(running_mean_ptr + at, mean.to(running_mean_ptr.dtype.element_ty), mask=exists)
-    tl.store(running_var_ptr + at, var.to(running_var_ptr.dtype.element_ty), mask=exists)
+def _chunks_moments(
+    xs, pivot, rows, start, stop, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, CHUNKS: tl.constexpr
+):  # fmt: skip
+    """Return mean and sum of squared deviations of each row, in two passes to avoid cancellation."""
+    total = tl.zeros((BN, BC, BL), tl.float32)
+    for i in tl.static_range(CHUNKS):
+        _, mask = positions(start + i * BL, stop, rows, BL)
+        total += tl.where(mask, xs[i].to(tl.float32) - pivot[:, :, None], 0.0)
+    mean = tl.sum(total, 2) / (stop - start)
+    square = tl.zeros((BN, BC, BL), tl.float32)
+    for i in tl.static_range(CHUNKS):
+        _, mask = positions(start + i * BL, stop, rows, BL)
+        off = tl.where(mask, (xs[i].to(tl.float32) - pivot[:, :, None]) - mean[:, :, None], 0.0)
+        square += off * off
+    return mean, tl.sum(square, 2)
+
+
+@triton.jit
+def _write_chunks(
+    xs, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, RELU: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    for i in tl.static_range(CHUNKS):
+        at, mask = positions(start + i * BL, stop, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        x = xs[i].to(tl.float32) - pivot[:, :, None]
+        y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
+        tl.store(y_ptr + where, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def forward_cluster(
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, table_ptr,
+    run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, factor, N, C, L, eps, members,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, MP: tl.constexpr,
+    LAST: tl.constexpr, CHUNKS: tl.constexpr, RELU: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    """Process a block of groups over some samples."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
+    block, member, c, group, exists, n, rows, pivot, xs = load_program(
+        x_ptr, members, N, C, L, K, KP, BN, BC, BL, LAST, CHUNKS
+    )
+    if PHASE != 1:
+        weight, bias = load_affine(weight_ptr, bias_ptr, c, exists)
+        old_mean, old_var, batches, share = load_running(
+            run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
+        )
+    if PHASE == 2:
+        group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+    else:
+        row_mean, row_square = _chunks_moments(xs, pivot, rows, 0, L, BN, BC, BL, CHUNKS)
+        group_mean, group_rstd, row_mean, within = tables_from_moments(
+            row_mean, row_square / L, rows, eps, K, BN, BC, KP
+        )
+        within = tl.where(rows, within, 0.0)
+        own_mean = tl.sum(row_mean, 0) / tl.minimum(N - member * BN, BN)
+        off = tl.where(rows, row_mean - own_mean[None, :], 0.0)
+        store_partial(part_ptr, member, members, c, exists, C, own_mean, tl.sum(within + off * off, 0))
+        if PHASE == 0:
+            arrive()
+        # Here and not earlier: the barrier waits for all stores before it.
+        store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
+        store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+    if PHASE == 0:
+        wait()
+    if PHASE != 1:
+        there, means, squares = load_partials(part_ptr, members, c, exists, C, MP)
+        count = tl.minimum(N - tl.arange(0, MP) * BN, BN) * 1.0
+        mean = tl.sum(tl.where(there, means * count[:, None], 0.0), 0) / N
+        away = tl.where(there, means - mean[None, :], 0.0)
+        # Correctly rounded division: the compiler cannot fuse it with the following sum, which could change ReLU signs.
+        var = tl.div_rn(tl.sum(squares + away * away * count[:, None], 0), N * 1.0)
+        scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain_of(weight_ptr, weight, var, eps), bias)
+        _write_chunks(xs, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, 0, L, C, L, LAST, BL, RELU, CHUNKS)
+        if member == 0:
+            store_channels(
+                mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, batches, share, factor,
+                c, exists, block == 0, mean, var,
+            )  # fmt: skip
+
+
+@triton.jit
+def evaluate_cluster(
+    x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, N, C, L, eps, blocks, members, span,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, MP: tl.constexpr,
+    LAST: tl.constexpr, CHUNKS: tl.constexpr, RELU: tl.constexpr, PHASE: tl.constexpr,
+    FULL: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Evaluate some samples in a part of the positions, ``span`` of them."""
+    member = tl.program_id(0) % members
+    block = tl.program_id(0) // members % blocks
+    c, group, exists = lanes(block, C, K, KP, BC, True)
+    n = tl.program_id(0) // (members * blocks) * BN + tl.arange(0, BN)
+    rows = (n < N)[:, None] & exists[None, :]
+    start, stop = split_range(member, L, span)
+    pivot = slab_pivot(x_ptr, n, block, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
+    xs = load_chunks(x_ptr, n, c, rows, start, stop, C, L, LAST, BL, CHUNKS)
+    mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+    if PHASE != 2:
+        if CHUNKS:
+            row_mean, row_square = _chunks_moments(xs, pivot, rows, start, stop, BN, BC, BL, CHUNKS)
+        else:
+            row_mean, row_square = row_moments(
+                x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, FULL, STAGES
+            )
+        if MP > 1:
+            at_rows = (member * N + n.to(tl.int64)[:, None]) * C + c[None, :]
+            tl.store(part_ptr + at_rows, row_mean, mask=rows)
+            tl.store(part_ptr + members * N * C + at_rows, row_square, mask=rows)
+    if PHASE == 0 and MP > 1:
+        arrive()
+        wait()
+    if PHASE != 1:
+        if MP > 1:
+            row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, members, MP)
+        else:
+            row_var = row_square / L
+        group_mean, group_rstd, _, _ = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
+        scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+        if CHUNKS:
+            _write_chunks(
+                xs, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU, CHUNKS
+            )
+        else:
+            write_output(
+                x_ptr, residual_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BL, RELU,
+                FULL, STAGES, True,
+            )  # fmt: skip

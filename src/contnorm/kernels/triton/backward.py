@@ -9,12 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from contnorm.kernels.triton.continual.tiles import (
+from contnorm.kernels.triton.tiles import (
+    arrive,
     channel_tables,
     full_end,
     group_sum,
     in_order,
     lanes,
+    load_chunks,
+    load_groups,
+    load_partials,
+    load_program,
+    load_rows,
     masked_gradient,
     moments_and_tables,
     place,
@@ -23,20 +29,10 @@ from contnorm.kernels.triton.continual.tiles import (
     shared_out,
     slab_pivot,
     split_range,
+    store_partial,
+    wait,
+    with_activation,
 )
-
-__all__ = [
-    "backward_apply",
-    "backward_one",
-    "backward_rows",
-    "backward_tables",
-    "coefficients",
-    "load_groups",
-    "load_rows",
-    "slab_sums",
-    "store_gradient",
-    "store_parameter_gradients",
-]
 
 
 @triton.jit
@@ -82,18 +78,6 @@ def _row_sums(
                 LAST, BL, RELU, False,
             )  # fmt: skip
     return tl.sum(sum_dy, 2), tl.sum(sum_dyx, 2)
-
-
-@triton.jit
-def load_rows(table_ptr, n, c, rows, N, C):
-    where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
-    return tl.load(where, mask=rows, other=0.0), tl.load(where + N * C, mask=rows, other=0.0)
-
-
-@triton.jit
-def load_groups(table_ptr, n, group, rows, N, C, K: tl.constexpr):
-    where = table_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
-    return tl.load(where, mask=rows, other=0.0), tl.load(where + N * (C // K), mask=rows, other=0.0)
 
 
 @triton.jit
@@ -363,3 +347,82 @@ def backward_apply(
         x_ptr, dy_ptr, y_ptr, dx_ptr, dr_ptr, pivot, scale, offset, p, q, r, n, c, rows, start, stop, C, L,
         LAST, BL, RELU, FULL, STAGES, REVERSE,
     )  # fmt: skip
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _masked(
+    dys, xs, y_ptr, pivot, scale, offset, n, c, rows, C, L,
+    LAST: tl.constexpr, BL: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Return the gradients before the ReLU; the sign is that of the saved output, or is recomputed."""
+    masked = ()
+    for i in tl.static_range(CHUNKS):
+        at, mask = positions(i * BL, L, rows, BL)
+        where = place(n, c, at, C, L, LAST)
+        if y_ptr is not None:
+            y = tl.load(y_ptr + where, mask=mask, other=0).to(tl.float32)
+        else:
+            x = xs[i].to(tl.float32) - pivot[:, :, None]
+            y = with_activation(x, scale, offset, None, where, mask, False)
+        masked = masked + (tl.where(y <= 0, 0.0, dys[i].to(tl.float32)).to(dys[i].dtype),)  # noqa: RUF005
+    return masked
+
+
+@triton.jit
+def backward_cluster(
+    x_ptr, dy_ptr, y_ptr, weight_ptr, bias_ptr, table_ptr, part_ptr, slab_ptr,
+    dx_ptr, dr_ptr, dweight_ptr, dbias_ptr, N, C, L, eps, members,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, MP: tl.constexpr,
+    LAST: tl.constexpr, CHUNKS: tl.constexpr, RELU: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    """Process a block of groups over some samples; ``slab_ptr`` has the sums of rows between two launches."""
+    mean_ptr, var_ptr, table_ptr = moments_and_tables(table_ptr, C)
+    _, member, c, group, exists, n, rows, pivot, xs = load_program(
+        x_ptr, members, N, C, L, K, KP, BN, BC, BL, LAST, CHUNKS
+    )
+    dys = load_chunks(dy_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
+    group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
+    mean, rstd, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
+    scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
+    if RELU:
+        dys = _masked(dys, xs, y_ptr, pivot, scale, offset, n, c, rows, C, L, LAST, BL, CHUNKS)
+    if PHASE == 2:
+        sum_dy, against = load_rows(slab_ptr, n, c, rows, N, C)
+    else:
+        lane_dy = tl.zeros((BN, BC, BL), tl.float32)
+        lane_dyx = tl.zeros((BN, BC, BL), tl.float32)
+        for i in tl.static_range(CHUNKS):
+            _, mask = positions(i * BL, L, rows, BL)
+            dy = dys[i].to(tl.float32)
+            lane_dy += tl.where(mask, dy, 0.0)
+            lane_dyx += tl.where(mask, dy * (xs[i].to(tl.float32) - pivot[:, :, None]), 0.0)
+        sum_dy = tl.sum(lane_dy, 2)
+        sum_dyx = tl.sum(lane_dyx, 2)
+        against = (sum_dyx - group_mean * sum_dy) * group_rstd
+        store_partial(part_ptr, member, members, c, exists, C, tl.sum(sum_dy, 0), tl.sum(against, 0))
+        if PHASE == 1:
+            at_rows = n.to(tl.int64)[:, None] * C + c[None, :]
+            tl.store(slab_ptr + at_rows, sum_dy, mask=rows)
+            tl.store(slab_ptr + N * C + at_rows, against, mask=rows)
+    if PHASE == 0:
+        arrive()
+    if PHASE != 1:
+        row_mean, row_square = load_rows(table_ptr, n, c, rows, N, C)
+        if PHASE == 0:
+            wait()
+        _, of_bias, of_weight = load_partials(part_ptr, members, c, exists, C, MP)
+        d_bias = tl.sum(of_bias, 0)
+        d_weight = rstd * (tl.sum(of_weight, 0) - mean * d_bias)
+        s1, s2 = slab_sums(
+            sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
+        )
+        p, q, r = coefficients(group_mean, group_rstd, mean, rstd, gain, d_weight, d_bias, s1, s2, N, L)
+        for i in tl.static_range(CHUNKS):
+            at, mask = positions(i * BL, L, rows, BL)
+            x = xs[i].to(tl.float32) - pivot[:, :, None]
+            store_gradient(dx_ptr, dr_ptr, x, dys[i].to(tl.float32), p, q, r, place(n, c, at, C, L, LAST), mask)
+        if member == 0:
+            store_parameter_gradients(dweight_ptr, dbias_ptr, c, exists, d_weight, d_bias)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-__all__ = ["LIMITS", "LaunchLimits", "LaunchPlan", "Sizes", "fits", "plan_evaluation", "plan_training"]
-
 LaunchCount = Literal["one", "cluster", "two", "three"]
 MOST = 2**30  # tables and samples are addressed in 32 bits
 SECTOR = 32  # bytes: the smallest memory transaction

@@ -12,47 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from contnorm.kernels.moment_update import NO_UPDATE, MomentUpdate
-from contnorm.kernels.triton.continual import plan
-from contnorm.kernels.triton.continual.plan import LaunchLimits, LaunchPlan, Sizes, plan_evaluation, plan_training
-from contnorm.kernels.triton.launcher import Launch, has_clusters, on_device_of
-
-__all__ = [
-    "backward",
-    "channels_last",
-    "dense",
-    "evaluate",
-    "forward",
-    "gradients_like",
-    "in_layout",
-    "like",
-    "moments_in",
-    "outputs_like",
-    "sizes_of",
-    "update_moments",
-]
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_MOMENTS_BLOCK = 256
-
-
-def channels_last(x: Tensor) -> bool:
-    """Whether a tensor is in channels_last layout."""
-    if x.dim() == 3:
-        return x.transpose(1, 2).is_contiguous()
-    return x.dim() > 3 and x.is_contiguous(memory_format=_CHANNELS_LAST[x.dim()])
-
-
-def in_layout(x: Tensor) -> Tensor:
-    """Return the tensor itself if it is contiguous or channels_last, else a contiguous copy."""
-    return x if x.is_contiguous() or channels_last(x) else x.contiguous()
-
-
-def like(other: Tensor, x: Tensor) -> Tensor:
-    """Return a tensor in the layout of x, which is contiguous or channels_last."""
-    if x.is_contiguous():
-        return other.contiguous()
-    return other if channels_last(other) else other.movedim(1, -1).contiguous().movedim(-1, 1)
+from contnorm.kernels.reference import NO_UPDATE, MomentUpdate
+from contnorm.kernels.triton import plan
+from contnorm.kernels.triton.launcher import Launch, dense, has_clusters, in_layout, like, on_device_of
+from contnorm.kernels.triton.plan import LaunchLimits, LaunchPlan, Sizes
 
 
 def sizes_of(x: Tensor, groups: int) -> Sizes:
@@ -84,11 +47,6 @@ def _scratch(x: Tensor, size: int) -> Tensor:
     return torch.empty(size, dtype=torch.float32, device=x.device)
 
 
-def dense(parameter: Tensor | None) -> Tensor | None:
-    """Return a contiguous (C,) tensor; the parameter may be a slice or expanded."""
-    return None if parameter is None else parameter.contiguous()
-
-
 class Launches(NamedTuple):
     """The launches of a pass, in order, and their size arguments; all are determined by the input sizes."""
 
@@ -101,59 +59,66 @@ class Launches(NamedTuple):
     members: int = 0  # number of programs that share a block of channels in `cluster`; 0 in other plans
 
 
+def _code(module: str) -> Any:
+    return import_module(f"contnorm.kernels.triton.{module}")
+
+
 @lru_cache(maxsize=4096)
 def _training(sizes: Sizes, backward: bool, relu: bool, limits: LaunchLimits, clusters: bool) -> Launches:
-    name = "backward" if backward else "forward"
-    if (p := plan_training(sizes, backward, limits)).launches == "cluster":
-        return _clusters(p, sizes, f"{name}_cluster", relu, clusters, 2 * p.members * sizes.channels)
-    p, code = plan_training(sizes, backward, limits), import_module(f"contnorm.kernels.triton.continual.{name}")
+    name, p = "backward" if backward else "forward", plan.plan_training(sizes, backward, limits)
+    code, programs, tile = _code(name), (p.programs,), _tile(p, sizes)
+    if p.launches == "cluster":
+        return _clusters(p, sizes, getattr(code, f"{name}_cluster"), relu, clusters, 2 * p.members * sizes.channels)
     if p.launches == "one":
-        constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
-        return _launches(p, sizes, None, None, Launch(getattr(code, f"{name}_one"), (p.programs,), constants))
-    whole = p.launches == "two"
-    by_rows = _tile(p, sizes) | _loop(p) | {"WHOLE": whole} | ({"RELU": relu} if backward else {})
-    by_tiles = _tile(p, sizes) | _loop(p) | {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu}
-    by_tables = _table_tile(p, sizes) | ({"SINGLE": p.table_n >= sizes.samples} if backward else {})
-    return _launches(
-        p,
-        sizes,
-        Launch(getattr(code, f"{name}_rows"), (p.programs,), by_rows),
-        None if whole else Launch(getattr(code, f"{name}_tables"), _table_programs(p, sizes), by_tables),
-        Launch(getattr(code, f"{name}_apply"), (p.programs,), by_tiles | {"REVERSE": p.reverse}),
+        last = Launch(getattr(code, f"{name}_one"), programs, tile | {"SINGLE": p.single, "RELU": relu})
+        return _launches(p, sizes, None, None, last)
+    whole, tables = p.launches == "two", None
+    tile |= _loop(p)
+    rows = Launch(
+        getattr(code, f"{name}_rows"), programs, tile | {"WHOLE": whole} | ({"RELU": relu} if backward else {})
     )
+    if not whole:
+        blocks = -(-sizes.groups * p.lanes // p.table_c)
+        constants = {
+            "K": sizes.channels // sizes.groups,
+            "KP": p.lanes,
+            "BN": p.table_n,
+            "BC": p.table_c,
+            "SP": p.split_lanes,
+            "num_warps": p.table_warps,
+        }
+        constants |= {"SINGLE": p.table_n >= sizes.samples} if backward else {}
+        tables = Launch(getattr(code, f"{name}_tables"), (blocks,), constants)
+    tile |= {"SP": p.split_lanes, "NP": p.all_n, "TABLES": whole, "RELU": relu, "REVERSE": p.reverse}
+    return _launches(p, sizes, rows, tables, Launch(getattr(code, f"{name}_apply"), programs, tile))
 
 
 @lru_cache(maxsize=4096)
 def _evaluation(sizes: Sizes, relu: bool, limits: LaunchLimits, clusters: bool) -> Launches:
-    if (p := plan_evaluation(sizes, limits)).launches == "cluster":
+    p, code = plan.plan_evaluation(sizes, limits), _code("forward")
+    programs, tile = (p.programs,), _tile(p, sizes)
+    if p.launches == "cluster":
         parts = 2 * p.members * sizes.samples * sizes.channels
-        return _clusters(p, sizes, "evaluate_cluster", relu, clusters, parts, _loop(p))
-    code = import_module("contnorm.kernels.triton.continual.forward")
+        return _clusters(p, sizes, code.evaluate_cluster, relu, clusters, parts, _loop(p))
     if p.launches == "one":
-        constants = _tile(p, sizes) | {"SINGLE": p.single, "RELU": relu}
-        return _launches(p, sizes, None, None, Launch(code.evaluate, (p.programs,), constants))
-    by_rows = _tile(p, sizes) | _loop(p) | {"WHOLE": True}
-    by_tiles = _tile(p, sizes) | _loop(p) | {"SP": p.split_lanes, "RELU": relu, "REVERSE": p.reverse}
-    return _launches(
-        p,
-        sizes,
-        Launch(code.forward_rows, (p.programs,), by_rows),
-        None,
-        Launch(code.evaluate_apply, (p.programs,), by_tiles),
-    )
+        last = Launch(code.evaluate, programs, tile | {"SINGLE": p.single, "RELU": relu})
+        return _launches(p, sizes, None, None, last)
+    tile |= _loop(p)
+    rows = Launch(code.forward_rows, programs, tile | {"WHOLE": True})
+    tile |= {"SP": p.split_lanes, "RELU": relu, "REVERSE": p.reverse}
+    return _launches(p, sizes, rows, None, Launch(code.evaluate_apply, programs, tile))
 
 
 def _clusters(
     p: LaunchPlan,
     sizes: Sizes,
-    name: str,
+    kernel: Any,
     relu: bool,
     clusters: bool,
     parts: int,
     loop: dict[str, Any] | None = None,
 ) -> Launches:
     """Return one launch in clusters or, where the device has none, one up to the barrier and one from there."""
-    kernel = getattr(import_module("contnorm.kernels.triton.continual.cluster"), name)
     constants = _tile(p, sizes) | {"MP": plan.power(p.members), "CHUNKS": p.chunks, "RELU": relu} | (loop or {})
     first = None
     if clusters or p.members == 1:
@@ -185,28 +150,6 @@ def _loop(p: LaunchPlan) -> dict[str, Any]:
     return {"FULL": p.full, "STAGES": p.stages}
 
 
-def _table_tile(p: LaunchPlan, sizes: Sizes) -> dict[str, Any]:
-    return {
-        "K": sizes.channels // sizes.groups,
-        "KP": p.lanes,
-        "BN": p.table_n,
-        "BC": p.table_c,
-        "SP": p.split_lanes,
-        "num_warps": p.table_warps,
-    }
-
-
-def _table_programs(p: LaunchPlan, sizes: Sizes) -> tuple[int]:
-    return (-(-sizes.groups * p.lanes // p.table_c),)
-
-
-def _together(first: Launch | None, last: Launch, *args: Any) -> None:
-    """Launch the kernel of a cluster plan: once, or up to its barrier and from there."""
-    if first is not None:
-        first(*args)
-    last(*args)
-
-
 def forward(
     x: Tensor,
     weight: Tensor | None,
@@ -227,7 +170,10 @@ def forward(
     args = x, dense(weight), dense(bias), residual, y
     with on_device_of(x):
         if members:
-            _together(rows, last, *args, _scratch(x, parts), table, *running, *shape, eps, members)
+            given = *args, _scratch(x, parts), table, *running, *shape, eps, members
+            if rows is not None:
+                rows(*given)
+            last(*given)
             return y, table
         if rows is None:
             last(*args, table, *running, *shape, eps)
@@ -264,7 +210,10 @@ def backward(
     with on_device_of(x):
         if members:
             between = None if rows is None else _scratch(x, 2 * x.shape[0] * x.shape[1])
-            _together(rows, last, *saved, _scratch(x, parts), between, *written, *shape, eps, members)
+            given = *saved, _scratch(x, parts), between, *written, *shape, eps, members
+            if rows is not None:
+                rows(*given)
+            last(*given)
             return dx, dweight, dbias, dresidual
         if rows is None:
             last(*saved, *written, *shape, eps)
@@ -297,7 +246,10 @@ def evaluate(
     args = x, *map(dense, (mean, var, weight, bias)), residual, y
     with on_device_of(x):
         if members:
-            _together(rows, last, *args, _scratch(x, parts), *shape, eps, several[0], members, several[2])
+            given = *args, _scratch(x, parts), *shape, eps, several[0], members, several[2]
+            if rows is not None:
+                rows(*given)
+            last(*given)
             return y
         if rows is None:
             last(*args, *shape, eps, several[0])
@@ -306,23 +258,3 @@ def evaluate(
         rows(x, part, *shape, *several)
         last(*args, part, *shape, eps, *several)
     return y
-
-
-def update_moments(
-    running_mean: Tensor,
-    running_var: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    momentum: float,
-    weight: Tensor | None,
-    factor: float,
-) -> None:
-    c = mean.numel()
-    with on_device_of(mean):
-        _moments_launch(c)(running_mean, running_var, mean, var, weight, momentum, factor, c)
-
-
-@lru_cache(maxsize=4096)
-def _moments_launch(channels: int) -> Launch:
-    kernel = import_module("contnorm.kernels.triton.continual.forward").update_moments
-    return Launch(kernel, (-(-channels // _MOMENTS_BLOCK),), {"BC": _MOMENTS_BLOCK, "num_warps": 4})

@@ -16,26 +16,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "channel_tables",
-    "chunk_moments",
-    "full_end",
-    "group_sum",
-    "in_order",
-    "lanes",
-    "masked_gradient",
-    "merged_moments",
-    "moments_and_tables",
-    "place",
-    "positions",
-    "scale_and_offset",
-    "shared_out",
-    "slab_pivot",
-    "split_range",
-    "tables_from_moments",
-    "with_activation",
-]
-
 
 @triton.jit
 def lanes(block, C, K: tl.constexpr, KP: tl.constexpr, BC: tl.constexpr, WHOLE: tl.constexpr):
@@ -240,3 +220,85 @@ def masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU: tl.const
             y = with_activation(x, scale, offset, None, where, mask, False)
         dy = tl.where(y <= 0, 0.0, dy)
     return dy
+
+
+@triton.jit
+def load_rows(table_ptr, n, c, rows, N, C):
+    where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
+    return tl.load(where, mask=rows, other=0.0), tl.load(where + N * C, mask=rows, other=0.0)
+
+
+@triton.jit
+def load_groups(table_ptr, n, group, rows, N, C, K: tl.constexpr):
+    where = table_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
+    return tl.load(where, mask=rows, other=0.0), tl.load(where + N * (C // K), mask=rows, other=0.0)
+
+
+# --- clusters ---------------------------------------------------------------------------------------------------
+#
+# Programs of a cluster share a block of channels and exchange partial sums: the GPU runs them at the same time, and a
+# barrier of the hardware makes all of them wait for each other. Without clusters (other GPUs, Triton's interpreter),
+# the same code runs in two launches: ``PHASE`` 1 up to the barrier and 2 from there; 0 is both. The values of a program
+# stay in registers, in ``CHUNKS`` chunks. Small chunks of many samples are better than one large chunk: if a warp has
+# all lanes of a row, its sum needs no barrier.
+
+
+@triton.jit
+def arrive():
+    """Tell the other programs of the cluster that the partial results of this one are in memory."""
+    tl.inline_asm_elementwise(
+        "barrier.cluster.arrive.aligned; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def wait():
+    """Wait for all programs of the cluster."""
+    tl.inline_asm_elementwise(
+        "barrier.cluster.wait.aligned; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def store_partial(part_ptr, member, members, c, exists, C, first, second):
+    tl.store(part_ptr + member * C + c, first, mask=exists)
+    tl.store(part_ptr + (members + member) * C + c, second, mask=exists)
+
+
+@triton.jit
+def load_partials(part_ptr, members, c, exists, C, MP: tl.constexpr):
+    """Load the partial results of all members, (MP, BC) each; not through the L1 cache, which is not coherent."""
+    member = tl.arange(0, MP)
+    there = (member < members)[:, None] & exists[None, :]
+    where = part_ptr + member[:, None] * C + c[None, :]
+    first = tl.load(where, mask=there, other=0.0, cache_modifier=".cg")
+    return there, first, tl.load(where + members * C, mask=there, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def load_chunks(
+    x_ptr, n, c, rows, start, stop, C, L, LAST: tl.constexpr, BL: tl.constexpr, CHUNKS: tl.constexpr
+):  # fmt: skip
+    """Load all values of a program as a tuple of chunks, in the dtype of the input, which takes fewer registers."""
+    xs = ()
+    for i in tl.static_range(CHUNKS):
+        at, mask = positions(start + i * BL, stop, rows, BL)
+        xs = xs + (tl.load(x_ptr + place(n, c, at, C, L, LAST), mask=mask, other=0),)  # noqa: RUF005
+    return xs
+
+
+@triton.jit
+def load_program(
+    x_ptr, members, N, C, L,
+    K: tl.constexpr, KP: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    LAST: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Return block, member, lanes and rows of a program in training, their pivots, and all its values."""
+    block = tl.program_id(0) // members
+    member = tl.program_id(0) % members
+    c, group, exists = lanes(block, C, K, KP, BC, True)
+    n = member * BN + tl.arange(0, BN)
+    rows = (n < N)[:, None] & exists[None, :]
+    pivot = slab_pivot(x_ptr, n, block, group, rows, N, C, L, K, KP, BN, BC, LAST, True)
+    xs = load_chunks(x_ptr, n, c, rows, 0, L, C, L, LAST, BL, CHUNKS)
+    return block, member, c, group, exists, n, rows, pivot, xs

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 import contnorm as cn
 from contnorm.functional import continual_norm
-from contnorm.kernels.cpp import continual, library
-from contnorm.kernels.cpp.build import compile_library
-from contnorm.kernels.cpp.library import FLAGS, SOURCE, CompiledLibrary, unavailable_reason
+from contnorm.kernels import cpp
+from contnorm.kernels.build import compile_library
 from tests.kernels.exactness import errors, last, same_under_vmaps
 
-REASON = unavailable_reason()
+REASON = cpp.unavailable_reason()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 # (N, C, G, positions), each with its reason.
@@ -82,7 +81,7 @@ def exact_results(
 
 def results(x: Tensor, dy: Tensor, weight: Tensor, bias: Tensor, groups: int, **options: Any) -> dict[str, Tensor]:
     x, weight, bias = (t.detach().clone().requires_grad_() for t in (x, weight, bias))
-    y, moments = continual.train(x, weight, bias, 1e-5, groups, **options)
+    y, moments = cpp.train(x, weight, bias, 1e-5, groups, **options)
     y.backward(dy)
     grads = {"dx": x.grad, "dweight": weight.grad, "dbias": bias.grad}
     return {"y": y.detach(), "mean": moments.mean, "var": moments.var} | {
@@ -119,7 +118,7 @@ def test_evaluation_equals_float64(
     center, var = torch.linspace(-0.5, 0.5, shape[1]), torch.linspace(0.5, 2.0, shape[1])
     one = (1, -1, *[1] * (x.dim() - 2))
     ours, exact = (t.clone().requires_grad_() for t in (laid_out(x, layout), x.double() - mean))
-    y = continual.evaluate(ours, center, var, weight, bias, 1e-5, shape[2])
+    y = cpp.evaluate(ours, center, var, weight, bias, 1e-5, shape[2])
     scale = weight.double() / (var.double() + 1e-5).sqrt()
     expected = (formula(exact, shape[2]) - center.double().view(one)) * scale.view(one) + bias.double().view(one)
     y.backward(dy)
@@ -171,7 +170,7 @@ def test_bfloat16_rounds_the_result_of_float32_once(layout: str) -> None:
     for name, value in single.items():
         assert torch.equal(half[name], value.to(half[name].dtype)), name
     values = torch.tensor([math.nan, math.inf, -math.inf, 3.4e38])
-    out = continual.evaluate(torch.zeros(1, 4, 3, 3).bfloat16(), torch.zeros(4), torch.ones(4), None, values, 1e-5, 2)
+    out = cpp.evaluate(torch.zeros(1, 4, 3, 3).bfloat16(), torch.zeros(4), torch.ones(4), None, values, 1e-5, 2)
     assert torch.equal(out[0, :, 0, 0].isnan(), values.isnan()) and torch.equal(out[0, 1:, 2, 2], values[1:].bfloat16())
 
 
@@ -184,7 +183,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(shape: Any, layout: str) ->
     for threads in (1, 2, 3, 5):
         torch.set_num_threads(threads)
         result = results(x, dy, weight, bias, shape[2], relu=True)
-        result["eval"] = continual.evaluate(x, bias, weight.abs(), weight, bias, 1e-5, shape[2])
+        result["eval"] = cpp.evaluate(x, bias, weight.abs(), weight, bias, 1e-5, shape[2])
         versions.append(result)
     for result in versions[1:]:
         assert all(torch.equal(value, result[name]) for name, value in versions[0].items())
@@ -197,7 +196,7 @@ def test_bits_do_not_depend_on_alignment(layout: str) -> None:
     memory = torch.empty(x.numel() + 1)
     moved = memory[1:].as_strided(x.shape, laid_out(x, layout).stride(), 1).copy_(x)
     assert moved.data_ptr() % 64 != 0
-    y, _ = continual.train(moved, weight, bias, 1e-5, 4)
+    y, _ = cpp.train(moved, weight, bias, 1e-5, 4)
     assert torch.equal(y, base["y"])
 
 
@@ -208,9 +207,9 @@ def test_bits_do_not_depend_on_the_instruction_set(layout: str, monkeypatch: pyt
     x, dy, weight, bias = draw((3, 24, 4, (45, 47)), mean=2.0)
     x = laid_out(x, layout)
     native = results(x, dy, weight, bias, 4)
-    plain = [flag if flag != "-O3" else "-O1" for flag in FLAGS if flag != "-march=native"]
-    other = CompiledLibrary(compile_library(SOURCE, plain))
-    monkeypatch.setattr(continual, "library", lambda: other)
+    plain = [flag if flag != "-O3" else "-O1" for flag in cpp.FLAGS if flag != "-march=native"]
+    other = cpp.open_library(compile_library(cpp.SOURCE, plain))
+    monkeypatch.setattr(cpp, "library", lambda: other)
     for name, value in results(x, dy, weight, bias, 4).items():
         assert torch.equal(value, native[name]), name
 
@@ -235,7 +234,7 @@ def test_input_of_any_strides_is_accepted() -> None:
             again = results(strided, push, weight, bias, 4)
             assert all(torch.equal(value, again[name]) for name, value in base.items())
     negative = torch._neg_view(-x)
-    assert negative.is_neg() and torch.equal(continual.train(negative, weight, bias, 1e-5, 4)[0], base["y"])
+    assert negative.is_neg() and torch.equal(cpp.train(negative, weight, bias, 1e-5, 4)[0], base["y"])
     sums = results(x, torch.ones(()).expand(x.shape), weight, bias, 4)  # the gradient of a sum has no memory of its own
     assert torch.equal(sums["dbias"], torch.full((8,), 4.0 * 42))
 
@@ -248,7 +247,7 @@ def test_missing_parameters_are_ones_and_zeros(parameters: str, layout: str) -> 
     scale, offset = (weight if parameters == "weight" else None), (bias if parameters == "bias" else None)
     full = results(x, dy, torch.ones(8) if scale is None else scale, torch.zeros(8) if offset is None else offset, 4)
     x.requires_grad_()
-    y, _ = continual.train(x, scale, offset, 1e-5, 4)
+    y, _ = cpp.train(x, scale, offset, 1e-5, 4)
     y.backward(dy)
     assert torch.equal(y, full["y"]) and torch.equal(x.grad, full["dx"])  # type: ignore[arg-type]
 
@@ -276,7 +275,7 @@ def test_double_backward_equals_float64(relu: bool) -> None:
 def test_backward_runs_under_vmap() -> None:
     x, dy, weight, bias = draw((4, 8, 4, (6, 7)))
     x.requires_grad_()
-    y, _ = continual.train(x, weight, bias, 1e-5, 4)
+    y, _ = cpp.train(x, weight, bias, 1e-5, 4)
     same_under_vmaps(x, y, torch.stack([dy, 2 * dy]))
 
 
@@ -303,7 +302,7 @@ def test_transforms_of_torch_use_torch_operators(training: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["auto", "cpp"])
 def test_compiled_layer_equals_eager(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continual, "SMALLEST", 1)
+    monkeypatch.setattr(cpp, "SMALLEST", 1)
     torch._dynamo.reset()
     layer = cn.CN(8, num_groups=4, kernel=kernel)  # type: ignore[arg-type]
     x, dy, _, _ = draw((4, 8, 4, (6, 7)))
@@ -323,13 +322,8 @@ def test_compiled_layer_equals_eager(kernel: str, monkeypatch: pytest.MonkeyPatc
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The functions of the library that are called."""
     names: list[str] = []
-    call = CompiledLibrary.call
-
-    def counted(self: CompiledLibrary, name: str, *args: Any) -> None:
-        names.append(name.rpartition("_")[2])
-        call(self, name, *args)
-
-    monkeypatch.setattr(CompiledLibrary, "call", counted)
+    call = cpp.call
+    monkeypatch.setattr(cpp, "call", lambda name, *args: names.append(name.rpartition("_")[2]) or call(name, *args))
     monkeypatch.delenv("CONTNORM_KERNEL", raising=False)
     return names
 
@@ -342,7 +336,7 @@ def test_auto_selects_the_kernel_for_large_inputs(calls: list[str]) -> None:
     layer(torch.randn(LARGE)).sum().backward()
     layer.eval()(torch.randn(LARGE))
     assert calls == ["train", "backward", "evaluate"]
-    assert math.prod(LARGE) == continual.SMALLEST
+    assert math.prod(LARGE) == cpp.SMALLEST
 
 
 @pytest.mark.parametrize(
@@ -383,7 +377,7 @@ def test_without_a_compiler_auto_is_as_before_and_cpp_raises(monkeypatch: pytest
     x = torch.randn(LARGE)
     layer = cn.CN(32)
     expected = {k: cn.CN(32, kernel=k)(x) for k in ("pivoted",)}["pivoted"]
-    monkeypatch.setattr(library, "_load", lambda: "there is no C++ compiler")
+    monkeypatch.setattr(cpp, "library", lambda: "there is no C++ compiler")
     assert torch.equal(layer(x), expected)
     analytic = cn.CN(32, kernel="analytic").eval()
     analytic.load_state_dict(layer.state_dict())

@@ -7,32 +7,85 @@ operators compute the same formulas, and so they do for double backward.
 
 from __future__ import annotations
 
+import ctypes
+from ctypes import c_double, c_int, c_int64, c_void_p
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from contnorm.kernels import moment_update as moments
-from contnorm.kernels.cpp.library import library, unavailable_reason
-from contnorm.kernels.moment_update import MomentUpdate
-from contnorm.kernels.reference import BatchMoments
-from contnorm.kernels.triton.availability import is_plain
-from contnorm.kernels.triton.continual import check_parameters, is_untraced
-from contnorm.kernels.triton.continual.launch import channels_last, in_layout, like
-from contnorm.kernels.triton.continual.operators import (
-    analytic_gradients,
-    backward_of_evaluation,
-    keep_for_evaluation,
-    plain_evaluation,
-    plain_training,
+from contnorm.kernels import analytic, reference
+from contnorm.kernels.reference import BatchMoments, MomentUpdate
+from contnorm.kernels.triton.launcher import (
+    can_use_kernels,
+    channels_last,
+    check_parameters,
+    in_layout,
+    is_plain,
+    is_untraced,
+    like,
 )
 
-__all__ = ["auto_selects", "evaluate", "moment_update", "train", "unsupported_reason"]
+SOURCE = Path(__file__).with_name("continual.cpp")
+# Contraction and reordering of operations would let the result depend on the compiler. The last two flags only drop the
+# error number of `sqrt` and floating-point exceptions, which nobody reads; NaN and infinity propagate.
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
+
+_SIZES = [c_int64] * 4
+_SIGNATURES = {
+    "contnorm_cn_train": [c_void_p] * 9 + _SIZES + [c_int, c_int, c_double, c_double, c_int, c_int],
+    "contnorm_cn_evaluate": [c_void_p] * 7 + _SIZES + [c_int, c_int, c_double, c_int, c_int],
+    "contnorm_cn_backward": [c_void_p] * 10 + _SIZES + [c_int, c_int, c_int, c_int],
+}
 
 TYPES = (torch.float32, torch.bfloat16)  # dtypes of inputs; the kernel computes in float32, with tables in float64
 # Number of values from which `auto` uses the kernel. Smaller inputs would gain as well, but a first use, which compiles
 # for a few seconds, should be one that lasts.
 SMALLEST = 2**16
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load a compiled library, and declare the types of its functions."""
+    loaded = ctypes.CDLL(str(path))
+    for name, types in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = types, c_int
+    return loaded
+
+
+@cache
+def library() -> ctypes.CDLL | str:
+    """Return the library, or why there is none; decided once per process, so that a run does not change kernels."""
+    build = import_module("contnorm.kernels.build")  # imports what a program without this kernel does not need
+    try:
+        return open_library(build.compile_library(SOURCE, FLAGS))
+    except build.BuildError as error:
+        return str(error)
+    except (OSError, AttributeError) as error:  # the folder does not allow execution, or libgomp is missing
+        return f"the compiled library can't be loaded ({error})"
+
+
+def unavailable_reason() -> str | None:
+    """Return why the kernel can't be used on this machine; None if it can. Compiles it at the first call."""
+    loaded = library()
+    return loaded if isinstance(loaded, str) else None
+
+
+def call(name: str, *args: int | float | None) -> None:
+    """Call a function of the library, which must be available."""
+    if getattr(library(), name)(*args) != 0:
+        raise MemoryError(f"{name}: there is not enough memory for the tables of the kernel.")
 
 
 def unsupported_reason(x: Tensor) -> str | None:
@@ -64,7 +117,7 @@ def moment_update(
     mean: Tensor | None, var: Tensor | None, counter: Tensor | None, momentum: float | Tensor, count: int
 ) -> MomentUpdate | None:
     """Describe the update of running moments by a batch of ``count`` values per channel; None if the kernel can't."""
-    update = moments.moment_update(mean, var, counter, momentum, count)
+    update = reference.moment_update(mean, var, counter, momentum, count)
     if update is None or update.weight is not None or mean is None or not _can_run(mean):
         return None
     writable = all(type(t) is Tensor and t.dtype == torch.float32 and not t.is_inference() for t in (mean, var))
@@ -88,7 +141,7 @@ def train(
     """
     check_parameters(x, weight, bias, *(() if running is None else running[:2]))
     if not _can_run(x):
-        y, mean, var = plain_training(x, weight, bias, residual, eps, num_groups, relu)
+        y, mean, var = analytic.plain_training(x, weight, bias, residual, eps, num_groups, relu)
         return y, BatchMoments(mean, var)
     settings = eps, num_groups, relu
     y, moments = _Training.apply(x, weight, bias, residual, settings, running)  # type: ignore[no-untyped-call]
@@ -113,7 +166,7 @@ def evaluate(
     """Normalize with the given moments, add the residual, apply ReLU."""
     check_parameters(x, mean, var, weight, bias)
     if not _can_run(x):
-        return plain_evaluation(x, mean, var, weight, bias, residual, eps, num_groups, relu)
+        return analytic.plain_evaluation(x, mean, var, weight, bias, residual, eps, num_groups, relu)
     settings = eps, num_groups, relu
     y: Tensor = _Evaluation.apply(x, mean, var, weight, bias, residual, settings)  # type: ignore[no-untyped-call]
     return y
@@ -138,7 +191,7 @@ class _Training(torch.autograd.Function):
         table = _scratch(2 * (n * (c + groups) + c), torch.float64)
         moments = _scratch(2 * c).view(2, c)
         given = _floats(weight), _floats(bias), None if residual is None else like(_readable(residual), data)
-        library().call(
+        call(
             "contnorm_cn_train",
             data.data_ptr(),
             *map(_pointer, given),
@@ -167,15 +220,14 @@ class _Training(torch.autograd.Function):
             return (None,) * 6
         x, y, weight, bias, table = ctx.saved_tensors
         eps, groups, relu = ctx.settings
-        batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # `is_grads_batched`
-        if torch.is_grad_enabled() or batched or not is_plain(dy):
-            grads: Any = analytic_gradients(dy, x, y, weight, bias, eps, groups, relu)
-        else:
+        grads: tuple[Any, ...]
+        if can_use_kernels(dy):
             grads = _gradients(dy, x, y, weight, bias, table, groups, relu, ctx.needs_input_grad[0])
-        dx, dweight, dbias, dresidual = grads
-        if ctx.residual:
-            dresidual = dresidual if relu else dy
-        return dx, _typed(dweight, weight), _typed(dbias, bias), dresidual if ctx.residual else None, None, None
+        else:
+            grads = analytic.plain_backward(dy, x, y, weight, bias, eps, groups, relu)
+        dx, dweight, dbias, masked = grads
+        dresidual = (masked if relu else dy) if ctx.residual else None
+        return dx, analytic.typed(dweight, weight), analytic.typed(dbias, bias), dresidual, None, None
 
 
 class _Evaluation(torch.autograd.Function):
@@ -186,7 +238,7 @@ class _Evaluation(torch.autograd.Function):
         data = _readable(x)
         y = torch.empty_like(data)
         given = *map(_floats, (mean, var, weight, bias)), None if residual is None else like(_readable(residual), data)
-        library().call(
+        call(
             "contnorm_cn_evaluate",
             data.data_ptr(),
             *map(_pointer, given),
@@ -197,12 +249,12 @@ class _Evaluation(torch.autograd.Function):
             relu,
             torch.get_num_threads(),
         )
-        keep_for_evaluation(ctx, (*rest[:6], eps, groups, relu), y)
+        analytic.keep_for_evaluation(ctx, (*rest[:6], eps, groups, relu), y)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return backward_of_evaluation(ctx, dy)[:7]
+        return *analytic.backward_of_evaluation(ctx, dy), None
 
 
 def _gradients(
@@ -215,7 +267,7 @@ def _gradients(
     groups: int,
     relu: bool,
     for_input: bool,
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor | None]:
+) -> tuple[Any, ...]:
     """Compute the gradients of x, weight, bias and, if there is ``y``, the residual."""
     data = _readable(x)
     grad = like(_readable(dy), data)
@@ -224,7 +276,7 @@ def _gradients(
     saved = None if y is None else like(_readable(y), data)  # hooks on saved tensors may have changed its layout
     sums = _scratch(2 * x.shape[1]).view(2, -1)
     scale, offset = _floats(weight), _floats(bias)
-    library().call(
+    call(
         "contnorm_cn_backward",
         grad.data_ptr(),
         data.data_ptr(),
@@ -270,8 +322,3 @@ def _floats(vector: Tensor | None) -> Tensor | None:
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _typed(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
-    """Cast the gradient of a parameter to the parameter's dtype; None if there is no parameter."""
-    return None if parameter is None else gradient.to(parameter.dtype)
