@@ -1,9 +1,8 @@
 """The public names of ``contnorm``, which ``contnorm/__init__.py`` imports from here at their first use."""
 
 from contnorm import functional, testing
-from contnorm.convert.conversion import convert_norm
+from contnorm.convert.conversion import convert_norm, convert_sync, revert_sync
 from contnorm.convert.spec import apply_norm_spec, norm_spec
-from contnorm.convert.sync import convert_sync, revert_sync
 from contnorm.diagnosis.measure import diagnose
 from contnorm.model_files import load_model, save_model
 from contnorm.moments.freeze import freeze_stats, frozen_stats

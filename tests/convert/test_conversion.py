@@ -135,32 +135,6 @@ def test_dim_from_class_or_convolutions() -> None:
     assert isinstance(cn.convert_norm(mixed, "cn", dim=1)[2], cn.ContinualNorm1d)
 
 
-def test_groups_that_do_not_divide_raise_and_change_nothing() -> None:
-    model = nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm2d(48))
-    with pytest.raises(
-        ValueError,
-        match=r"layer '1' \(BatchNorm2d\).*num_groups=32 does not divide the 48 .*num_groups=16",
-    ):
-        cn.convert_norm(model, "cn")
-    assert type(model[0]) is nn.BatchNorm2d
-    with pytest.raises(ValueError, match=r"num_groups=6 does not divide the 20 channels\. Use num_groups=5,"):
-        cn.convert_norm(nn.Sequential(nn.BatchNorm2d(20)), "cn", num_groups=6)
-
-
-def test_lazy_layer_is_converted_after_a_batch() -> None:
-    model = nn.Sequential(nn.LazyBatchNorm2d())
-    model(torch.randn(2, 8, 4, 4))
-    assert isinstance(cn.convert_norm(model, "cn", num_groups=2)[0], cn.ContinualNorm2d)
-
-
-def test_weight_without_bias_gets_no_bias() -> None:
-    layer = nn.BatchNorm2d(8)
-    layer.bias = None
-    new = cn.convert_norm(nn.Sequential(layer), "cn", num_groups=2)[0]
-    assert new.bias is None and new.weight is layer.weight
-    assert new(torch.randn(4, 8, 3, 3)).shape == (4, 8, 3, 3)
-
-
 def test_frozen_moments_stay_frozen() -> None:
     model = cn.freeze_stats(nn.Sequential(nn.BatchNorm2d(8)))
     cn.convert_norm(model, "cn", num_groups=2)
@@ -176,15 +150,8 @@ def test_synchronized_layers_stay_synchronized() -> None:
     assert isinstance(model[1], cn.SyncContinualNorm)
     assert isinstance(cn.convert_norm(model, "bn")[1], nn.SyncBatchNorm)
     assert isinstance(cn.convert_norm(model, "gn", num_groups=2)[1], cn.GroupNorm2d)
-    with pytest.raises(ValueError, match="it is synchronised, and 'sn' has no synchronised form"):
+    with pytest.raises(ValueError, match="'sn' has no synchronised form"):
         cn.convert_norm(nn.Sequential(nn.SyncBatchNorm(8)), "sn")
-
-
-def test_new_tensors_use_device_and_dtype_of_neighbours() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)).double()
-    x = torch.randn(2, 3, 4, 4).double()
-    expected = cn.convert_norm(cn.convert_norm(model, "none"), "bn")(x)
-    assert expected.dtype == torch.float64 and model[1].weight.dtype == torch.float64
 
 
 def test_convert_sync_keeps_frozen_and_skips_constant_layers() -> None:
@@ -192,7 +159,7 @@ def test_convert_sync_keeps_frozen_and_skips_constant_layers() -> None:
     cn.convert_sync(model)
     assert "frozen, synced" in str(cn.summarize(model)) and str(cn.summarize(model)).count("frozen") == 2
     assert cn.freeze_stats(model, False)[0].track_running_stats
-    with pytest.raises(ValueError, match="nothing to convert in Sequential: none of its 1 norm layers"):
+    with pytest.raises(ValueError, match="nothing to convert"):
         cn.convert_sync(nn.Sequential(FrozenBatchNorm2d(8)))
 
 
@@ -202,7 +169,7 @@ def test_convert_sync_supports_cn_and_bn_only() -> None:
     cn.convert_sync(model)
     assert isinstance(model[0], cn.SyncContinualNorm) and model[0].tied and model[0].weight is weight
     assert isinstance(model[1], nn.SyncBatchNorm) and isinstance(model[2], cn.GroupNorm2d)
-    with pytest.raises(ValueError, match=r"layer '0' \(BatchRenorm2d\): 'brn' has no synchronised form"):
+    with pytest.raises(ValueError, match="'brn' has no synchronised form"):
         cn.convert_sync(nn.Sequential(cn.BatchRenorm2d(8)))
 
 
@@ -217,32 +184,27 @@ def test_norm_with_an_activation_is_for_networks_built_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("filters", "words"),
-    [
-        ({"skip": "first"}, r"'first' is not the name of a norm layer .*'first\.\*'"),
-        ({"only": ["first.0", "Second"]}, "'Second' is not the name of a norm layer"),
-        ({"only": nn.GroupNorm}, "nothing to convert"),
-    ],
+    "options",
+    [{"skip": "first"}, {"only": ["first.0", "Second"]}, {"only": nn.GroupNorm}, {"num_groups": 6}],
+    ids=["a module", "misspelt", "no such layer", "groups do not divide"],
 )
-def test_filters_that_select_nothing_raise(filters: dict[str, Any], words: str) -> None:
-    model = nn.ModuleDict({"first": nn.Sequential(nn.BatchNorm2d(8)), "second": nn.BatchNorm2d(8)})
-    with pytest.raises(ValueError, match=words):
-        cn.convert_norm(model, "cn", num_groups=2, **filters)
+def test_wrong_arguments_raise_and_change_nothing(options: dict[str, Any]) -> None:
+    model = nn.ModuleDict({"first": nn.Sequential(nn.BatchNorm2d(12)), "second": nn.BatchNorm2d(8)})
+    with pytest.raises(ValueError, match="convert_norm"):
+        cn.convert_norm(model, "cn", **{"num_groups": 2, **options})
     assert not any(isinstance(module, cn.ContinualNorm2d) for module in model.modules())
 
 
 def test_layers_that_would_stay_in_use_raise() -> None:
-    model = nn.Sequential(nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.BatchNorm2d(8))
-    model[0].register_forward_hook(lambda *args: None)
-    model.order = [model[1]]  # type: ignore[assignment]
-    with pytest.raises(
-        ValueError, match=r"'0' \(BatchNorm2d\): it has hooks.*'1' \(BatchNorm2d\): the attribute 'order'"
-    ):
-        cn.convert_norm(model, "cn", num_groups=2)
-    with pytest.raises(ValueError, match="it is compiled separately"):
-        cn.convert_norm(nn.Sequential(torch.compile(nn.BatchNorm2d(8))), "cn", num_groups=2)  # type: ignore[arg-type]
-    assert type(model[2]) is nn.BatchNorm2d
-    cn.convert_norm(model, "cn", num_groups=2, skip=["0", "1"])
+    hooked, listed = nn.Sequential(nn.BatchNorm2d(8)), nn.Sequential(nn.BatchNorm2d(8), nn.BatchNorm2d(8))
+    hooked[0].register_forward_hook(lambda *args: None)
+    listed.order = [listed[1]]  # type: ignore[assignment]
+    compiled = nn.Sequential(torch.compile(nn.BatchNorm2d(8)))  # type: ignore[arg-type]
+    for model, reason in ((hooked, "it has hooks"), (listed, "the attribute 'order'"), (compiled, "it is compiled")):
+        with pytest.raises(ValueError, match=reason):
+            cn.convert_norm(model, "cn", num_groups=2)
+    assert type(listed[0]) is nn.BatchNorm2d
+    cn.convert_norm(listed, "cn", num_groups=2, skip=["1"])
     cn.convert_norm(torch.compile(nn.Sequential(nn.BatchNorm2d(8))), "cn", num_groups=2)  # type: ignore[arg-type]
 
 

@@ -102,28 +102,6 @@ def test_every_norm_round_trips(name: str) -> None:
     assert set(model.state_dict()) == set(Network().state_dict())
 
 
-def test_spec_tells_what_state_dicts_do_not() -> None:
-    """Models whose checkpoints load into each other, and which compute something else, have other specs."""
-    kinds: list[tuple[str, dict[str, object]]] = [
-        ("bn", {}),
-        ("cn", {"num_groups": 4}),
-        ("cn", {"num_groups": 8}),
-        ("bn_gn", {"num_groups": 4}),
-        ("cn_tied", {"num_groups": 4}),
-        ("cn", {"num_groups": 4, "eps": 1e-3}),
-        ("bn", {"momentum": None}),
-    ]
-    models = [trained(cn.convert_norm(Network(), name, **options)) for name, options in kinds]
-    assert len({tuple(model.state_dict()) for model in models}) == 1
-    specs = [json.dumps(cn.norm_spec(model), sort_keys=True) for model in models]
-    assert len(set(specs)) == len(specs)
-    for model in models:
-        assert_same(model, reloaded(model))
-    wrong = cn.apply_norm_spec(Network(), cn.norm_spec(models[2]))
-    wrong.load_state_dict(models[1].state_dict())  # all keys match
-    assert not torch.allclose(wrong.eval()(X), models[1].eval()(X), atol=1e-3)
-
-
 def test_entry_has_the_facts_of_a_layer() -> None:
     model = nn.Sequential(nn.Conv1d(2, 8, 3), cn.ContinualNorm1d(8, 1e-4, None, num_groups=2, order="bn_gn"))
     assert cn.norm_spec(model)["norms"]["1"] == {
@@ -160,17 +138,6 @@ def test_apply_keeps_the_tensors_of_a_norm_with_another_option(name: str) -> Non
     assert model.block.bn1 is not layer and model.block.bn1.eps == 0.25
     limits = ("r_limit", "d_limit")  # of batch renorm: they follow from the batch counter
     assert all(after[name] is before[name] for name in before if not name.endswith(limits))
-
-
-def test_apply_replaces_only_layers_that_differ() -> None:
-    model = cn.convert_norm(Network(), "cn", num_groups=4)
-    spec = stored(cn.norm_spec(model))
-    layers = list(model.modules())
-    assert cn.apply_norm_spec(model, spec) is model and list(model.modules()) == layers
-    spec["norms"]["block.bn1"]["options"]["eps"] = 1e-3
-    cn.apply_norm_spec(model, spec)
-    assert [a is b for a, b in zip(model.modules(), layers, strict=True)].count(False) == 1
-    assert model.block.bn1.eps == 1e-3
 
 
 @pytest.mark.parametrize("norm", ["bn", "cn", "brn", "adab2n"])
@@ -212,23 +179,6 @@ def test_layers_without_affine_or_moments_round_trip() -> None:
         assert_same(stock, reloaded(stock, lambda affine=affine, track=track: build(affine, track)))
 
 
-def test_only_a_weight_round_trips() -> None:
-    model = cn.convert_norm(Network(), "cn", num_groups=4)
-    for part in (model.block.bn1, model.stem[1]):
-        part.register_parameter("bias", None)
-    assert_same(model, reloaded(model))
-    back = cn.apply_norm_spec(model, cn.norm_spec(Network()))
-    assert back.block.bn1.bias is not None
-
-
-def test_tracking_that_was_switched_off_keeps_its_moments() -> None:
-    """``track_running_stats = False`` on a layer with moments: they are kept, used in evaluation and not updated."""
-    model = trained(Network())
-    model.block.bn1.track_running_stats = False
-    loaded = reloaded(model, lambda: cn.convert_norm(Network(seed=1), "cn", num_groups=4))
-    assert_same(model, loaded)
-
-
 def test_constant_layers_round_trip() -> None:
     def build(norm: Callable[[int], nn.Module]) -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 8, 3), norm(8))
@@ -244,18 +194,6 @@ def test_constant_layers_round_trip() -> None:
     assert_same(constant, reloaded(constant, lambda: build(nn.BatchNorm2d)))
     released = cn.apply_norm_spec(constant, cn.norm_spec(build(nn.BatchNorm2d)))
     assert "constant" not in str(cn.summarize(released)) and "frozen" not in str(cn.summarize(released))
-
-
-def test_a_model_that_is_a_norm_is_returned_converted() -> None:
-    spec = stored(cn.norm_spec(cn.ContinualNorm2d(8, num_groups=2)))
-    assert list(spec["norms"]) == [""]
-    assert isinstance(cn.apply_norm_spec(nn.BatchNorm2d(8), spec), cn.ContinualNorm2d)
-
-
-def test_training_mode_and_device_are_those_of_the_model() -> None:
-    model = Network().double().eval()
-    cn.apply_norm_spec(model, cn.norm_spec(cn.convert_norm(Network(), "sn")))
-    assert model.block.bn1.mean_weight.dtype is torch.float64 and not model.block.bn1.training
 
 
 def test_implementation_is_that_of_the_model() -> None:
@@ -382,50 +320,31 @@ def test_freeze_of_layers_of_unknown_classes_is_kept() -> None:
 # --- what does not fit ----------------------------------------------------------------------------------------------
 
 
-def test_everything_that_does_not_fit_is_in_one_error() -> None:
-    spec = stored(cn.norm_spec(converted("cn")))
-    norms = spec["norms"]
-    norms["head"] = copy.deepcopy(norms["stem.1"])
-    norms["stem.1"]["norm"] = "imagined"
-    norms["block.bn1"]["num_features"] = 32
-    del norms["block.bn2"]
-    model = Network()
-    with pytest.raises(ValueError, match="does not fit Network") as caught:
-        cn.apply_norm_spec(model, spec)
-    for part in (
-        "'head' is a norm layer in the spec, and not in the model",
-        "unknown norm 'imagined'",
-        "num_features is 32 in the spec, and 16 here",
-        "'block.bn2' is a norm layer in the model, and not in the spec",
-    ):
-        assert part in str(caught.value)
-    assert cn.norm_spec(model) == cn.norm_spec(Network())
-
-
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (lambda e: e.update(dim=1), "dim is 1 in the spec, and 2 here"),
-        (lambda e: e["options"].update(num_groups=5), "num_groups=5 does not divide"),
-        (lambda e: e["options"].update(spin=1), "unexpected keyword argument 'spin'"),
-        (lambda e: e.update(has_act=True), "has_act is True in the spec, and False here"),
+        lambda spec: spec.update(version=1),
+        lambda spec: spec["norms"].update(head=spec["norms"]["stem.1"]),
+        lambda spec: spec["norms"].pop("block.bn2"),
+        lambda spec: spec["norms"]["stem.1"].update(norm="imagined"),
+        lambda spec: spec["norms"]["stem.1"].update(num_features=32),
+        lambda spec: spec["norms"]["stem.1"].update(dim=1),
+        lambda spec: spec["norms"]["stem.1"].update(has_act=True),
+        lambda spec: spec["norms"]["stem.1"]["options"].update(num_groups=5),
+        lambda spec: spec["norms"]["stem.1"]["options"].update(spin=1),
     ],
 )
-def test_entries_that_no_layer_can_have_are_refused(change: Callable[[dict[str, Any]], None], words: str) -> None:
-    spec = stored(cn.norm_spec(converted("cn")))
-    change(spec["norms"]["stem.1"])
-    model = Network()
-    with pytest.raises((TypeError, ValueError), match=words):
+def test_specs_that_do_not_fit_are_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    spec, model = stored(cn.norm_spec(converted("cn"))), Network()
+    change(spec)
+    with pytest.raises((TypeError, ValueError)):
         cn.apply_norm_spec(model, spec)
     assert cn.norm_spec(model) == cn.norm_spec(Network())
 
 
-def test_other_formats_and_layers_that_can_not_be_replaced_are_refused() -> None:
-    for spec in ({"head.weight": 1}, {**cn.norm_spec(Network()), "version": 1}):
-        with pytest.raises(ValueError, match=r"expected a spec of contnorm\.norm_spec"):
-            cn.apply_norm_spec(Network(), spec)
+def test_layer_with_hooks_can_be_frozen_and_not_replaced() -> None:
     model = Network()
     model.block.bn1.register_forward_hook(lambda module, args, output: None)
-    with pytest.raises(ValueError, match=r"'block\.bn1' can't become .*it has hooks"):
+    with pytest.raises(ValueError, match="it has hooks"):
         cn.apply_norm_spec(model, cn.norm_spec(converted("cn")))
-    cn.apply_norm_spec(model, cn.norm_spec(cn.freeze_stats(Network())))  # a freeze needs no replacement
+    cn.apply_norm_spec(model, cn.norm_spec(cn.freeze_stats(Network())))

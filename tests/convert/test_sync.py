@@ -58,15 +58,10 @@ def test_dimension_is_an_argument_or_that_of_the_convolutions() -> None:
     model = nn.Sequential(nn.Conv3d(1, 4, 1), nn.SyncBatchNorm(4))
     assert isinstance(cn.revert_sync(model)[1], nn.BatchNorm3d)
     model = nn.Sequential(nn.Conv3d(1, 4, 1), nn.Conv2d(1, 4, 1), nn.SyncBatchNorm(4))
-    with pytest.raises(ValueError, match=r"layer '2' \(SyncBatchNorm\): .* Give dim=1, 2 or 3"):
+    with pytest.raises(ValueError, match="Give dim=1, 2 or 3"):
         cn.revert_sync(model)
     recorded = cn.convert_sync(nn.Sequential(nn.BatchNorm2d(4)))
     assert isinstance(cn.revert_sync(recorded, dim=3)[0], nn.BatchNorm2d)  # the layer that it was
-
-
-def test_revert_sync_needs_a_synchronized_layer() -> None:
-    with pytest.raises(ValueError, match="revert_sync: nothing to convert"):
-        cn.revert_sync(network())
 
 
 def test_revert_sync_selects_layers() -> None:
@@ -76,7 +71,7 @@ def test_revert_sync_selects_layers() -> None:
 
 
 @pytest.mark.parametrize("to", norm_names())
-@pytest.mark.parametrize("start", ["bn", "cn", "bn_gn_tied"])
+@pytest.mark.parametrize("start", ["bn", "bn_gn_tied"])
 def test_synchronized_layers_convert_to_every_norm(start: str, to: str) -> None:
     """Norms without moments need no synchronization; others stay synchronized, or are reached through `revert_sync`."""
     model = cn.convert_sync(network(start))
@@ -86,7 +81,7 @@ def test_synchronized_layers_convert_to_every_norm(start: str, to: str) -> None:
     skip = {"skip": "5"} if to in ("in", "frn") else {}  # not defined for (N, C) input
     if NORMS[to].keeps_moments and to not in SYNCED:
         before = cn.norm_spec(model)
-        with pytest.raises(ValueError, match=rf"{to!r} has no synchronised form\. Call contnorm\.revert_sync\(model\)"):
+        with pytest.raises(ValueError, match=f"{to!r} has no synchronised form"):
             cn.convert_norm(model, to, **options)
         assert cn.norm_spec(model) == before
         cn.revert_sync(model)
@@ -108,9 +103,3 @@ def test_convert_norm_keeps_frozen_synchronized_layers() -> None:
         1,
         2,
     }
-
-
-def test_new_tensors_of_synchronized_layers_have_the_dtype() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SyncBatchNorm(8, affine=False)).double()
-    cn.convert_norm(model, "cn", num_groups=2, affine=True)
-    assert model[1].weight.dtype is torch.float64

@@ -94,6 +94,6 @@ def test_networks_use_the_rule_of_their_settings(rule: int, groups: list[int]) -
 @pytest.mark.parametrize("norm", [NormConfig("cn32"), NormConfig("gn", groups=32)])
 def test_error_suggests_groups_for_all_layers(norm: NormConfig) -> None:
     for name, width, fits in (("resnet18", 20, 10), ("mlp", 100, 25)):
-        words = rf"num_groups=32 does not divide .* norm\.groups={fits}"
+        words = rf"norm\.groups=32 does not divide .* such as {fits}"
         with pytest.raises(UserError, match=words):
             build_model(ModelConfig(name, width=width), norm, (3, 32, 32), 10, 100)

@@ -11,7 +11,6 @@ import numpy as np
 from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.label_metrics import LabelMatrix, LabelStats
-from contnorm.bench.memory_stats import Census
 from contnorm.bench.records import Store
 from contnorm.paper.cells import RecipeCell, cells_of, source_of
 from contnorm.paper.recipe import Recipe
@@ -85,12 +84,12 @@ def _of_labels(chance: np.random.Generator) -> dict[str, Any]:
     often = np.array([60, 40, 20, 10, 4, 2])
     own = [[_stats(chance, 100) if j <= i else None for j in range(TASKS)] for i in range(TASKS)]
     tally = [_stats(chance, 100 * (i + 1)) for i in range(TASKS)]
-    shown = tuple(tuple((often * (i + 1)).tolist()) for i in range(TASKS))
-    census = Census(12, ((2,) * 6,) * TASKS, shown, (12, 20, 25), (0, 8, 13))
+    shown = [" ".join(map(str, often * (i + 1))) for i in range(TASKS)]
+    held = ["2 2 2 2 2 2"] * TASKS
     return {
         "labels": LabelMatrix(own, tally).to_json(),
         "classes": {"names": list("abcdef"), "groups": GROUPS},
-        "census": census.to_json(),
+        "census": {"capacity": 12, "held": held, "shown": shown, "written": [12, 20, 25], "evicted": [0, 8, 13]},
     }
 
 

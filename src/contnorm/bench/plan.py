@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -313,6 +313,30 @@ def stored_items(plan: Plan, steps: int) -> Indices:
         stored = slots != NOT_STORED
         content[slots[stored]] = items[stored]  # if items have the same slot, the latest one stays
     return content[content >= 0]
+
+
+def take_census(plan: Plan, stream: TaskSequence) -> dict[str, Any]:
+    """Return class counts in the memory and in the stream at the end of each task, as a record has them.
+
+    Returns:
+        The ``capacity`` of the memory, and lists over the tasks: of texts with one number per label, ``held`` by the
+        memory and ``shown`` in the stream so far, each sample counted once; and of the numbers of samples that were
+        ``written`` so far, and that were ``evicted`` by others.
+    """
+    census: dict[str, Any] = {"capacity": plan.slots, "held": [], "shown": [], "written": [], "evicted": []}
+    seen, written, done = np.zeros(len(stream.train), dtype=bool), 0, 0
+    for end in plan.ends:
+        for step in plan.steps[done:end]:
+            seen[step.stream] = True
+            written += int((step.write != NOT_STORED).sum())
+        done, items = end, stored_items(plan, end)
+        for name, chosen in (("held", items), ("shown", np.flatnonzero(seen))):
+            labels = stream.train.label[chosen]
+            counts = labels.sum(0) if stream.multi_label else np.bincount(labels, minlength=stream.outputs)
+            census[name].append(" ".join(map(str, counts.astype(np.int64).tolist())))
+        census["written"].append(written)
+        census["evicted"].append(written - len(items))
+    return census
 
 
 def sample_weights(config: RunConfig, plan: Plan, tasks: Indices, current: int) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Replace the normalization layers of a model.
+"""Replace the normalization layers of a model, and synchronize them over processes.
 
 The new layer reuses the Parameter and buffer objects of the old one wherever both have them. An optimizer created
 before the conversion therefore continues to train them, and converting a model and converting it back restores its
@@ -9,23 +9,22 @@ stays unchanged.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from contnorm.checks import auto_groups, check_model, nearest_groups
+from contnorm.checks import auto_groups, check_model
 from contnorm.convert.detect import (
     DetectedNorm,
     TreatAs,
-    UnsupportedNorm,
     detect_norm,
     drop_and_act,
     holds_moments,
 )
-from contnorm.errors import GroupsError
 from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.base import MomentNorm, NormLayer
@@ -42,21 +41,6 @@ from contnorm.registry import (
     norm_class,
     resolve_norm,
 )
-
-__all__ = [
-    "Filter",
-    "NormInModel",
-    "build_like",
-    "build_synced",
-    "convert_norm",
-    "dim_of_convolutions",
-    "has_synced_form",
-    "located",
-    "norm_layers",
-    "replacement_obstacles",
-    "select_layers",
-    "swap_modules",
-]
 
 Choice = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 Filter = Choice | Iterable[Choice]
@@ -138,20 +122,16 @@ def convert_norm(
     fallback = dim or dim_of_convolutions(model)
     replace = {}
     for layer in layers:
+        detected = layer.detected
         try:
-            replace[layer.module] = _build_replacement(layer, entry, options, fallback)
-        except GroupsError as error:
-            suggestion = nearest_groups([layer.detected.channels for layer in layers], error.num_groups)
-            raise GroupsError(
-                f"convert_norm: {located(layer)}: num_groups={error.num_groups} does not divide the {error.channels} "
-                f"channels. Use num_groups={suggestion}, which divides those of every layer, or "
-                f"num_groups='auto'. The model is unchanged.",
-                error.num_groups,
-                error.channels,
-                suggestion,
-            ) from error
+            if synced := detected.synced and entry.keeps_moments:
+                check_synced_form(entry)
+            group = getattr(layer.module, "process_group", None)
+            new_dim = None if synced else detected.dim or known_dim(fallback)
+            replace[layer.module] = build_layer(layer, entry, options, new_dim, group)
         except ValueError as error:
-            raise ValueError(f"convert_norm: {located(layer)}: {error} The model is unchanged.") from error
+            error.args = (f"convert_norm: {located(layer)}: {error} The model is unchanged.",)
+            raise
     if entry.standardizes_weights:
         standardize_convolutions(model, next(iter(cast("dict[Any, WSGroupNorm]", replace).values())).weight_eps)
     model = swap_modules(model, replace)
@@ -193,7 +173,6 @@ def select_layers(
     """Return the norm layers selected by ``wants`` and the filters; raise if one of them cannot be replaced."""
     obstacles = replacement_obstacles(model)
     layers: list[NormInModel] = []
-    refused: dict[str, list[str]] = {}  # names by class and reason
     names: list[str] = []
     for layer in norm_layers(model, treat_as):
         name, module, detected = layer.name, layer.module, layer.detected
@@ -202,18 +181,17 @@ def select_layers(
             continue
         if not _matches("*" if only is None else only, name, module) or _matches(skip or (), name, module):
             continue
-        if isinstance(detected, UnsupportedNorm) or module in obstacles:
-            reason = detected.reason if isinstance(detected, UnsupportedNorm) else obstacles[module]
-            refused.setdefault(f"({type(module).__name__}): {reason}", []).append(repr(name))
-        elif detected is not None:
+        if reason := getattr(detected, "reason", None) or obstacles.get(module):
+            raise ValueError(
+                f"{caller}: {located(layer)} can't be converted: {reason}. Remove the cause, or exclude the layer with "
+                f"skip=. The model is unchanged."
+            )
+        if detected is not None:
             layers.append(layer)
-    if refused:
-        listed = "; ".join(f"{', '.join(names[:3])}{' ...' * (len(names) > 3)} {why}" for why, names in refused.items())
-        raise ValueError(
-            f"{caller}: can't convert {listed}. Remove the cause, or exclude the layers with skip=. The model is "
-            f"unchanged."
-        )
-    _check_names([only, skip], names, caller)
+    for filter_ in (only, skip):  # a misspelt name would change which layers are converted
+        for choice in [filter_] if isinstance(filter_, str) else filter_ if isinstance(filter_, Iterable) else ():
+            if isinstance(choice, str) and choice not in names and not any(sign in choice for sign in "*?["):
+                raise ValueError(f"{caller}: {choice!r} is no norm layer; '{choice}.*' are those inside of a module.")
     if not layers:
         raise ValueError(
             f"{caller}: nothing to convert in {type(model).__name__}: none of its {len(names)} norm layers needs it, "
@@ -232,30 +210,17 @@ def _matches(filter_: Filter, name: str, module: nn.Module) -> bool:
     return any(_matches(choice, name, module) for choice in filter_)
 
 
-def _check_names(filters: Sequence[Filter | None], names: Sequence[str], caller: str) -> None:
-    """Raise for a name that no norm layer has, because a misspelt name would change which layers are converted."""
-    for filter_ in filters:
-        choices = [filter_] if isinstance(filter_, str) else filter_ if isinstance(filter_, Iterable) else ()
-        for name in choices:
-            if isinstance(name, str) and name not in names and not any(sign in name for sign in "*?["):
-                raise ValueError(
-                    f"{caller}: {name!r} is not the name of a norm layer to convert; for the layers inside of a module "
-                    f"write '{name}.*'. See contnorm.summarize(model). The model is unchanged."
-                )
-
-
 def replacement_obstacles(model: nn.Module) -> dict[nn.Module, str]:
     """Return modules that can't be replaced: with hooks, or referred to by plain attributes, which would keep them."""
     reasons: dict[nn.Module, str] = {}
     for parent in model.modules():
-        hooks = [value for name, value in vars(parent).items() if name.endswith("_hooks") and value]
-        if any(hook not in (drop_and_act, *FREEZING_HOOKS) for table in hooks for hook in table.values()):
-            reasons[parent] = "it has hooks, which would be lost; remove them first"
-        if isinstance(compiled := getattr(parent, "_orig_mod", None), nn.Module):
+        if (compiled := parent._modules.get("_orig_mod")) is not None:
             reasons[compiled] = "it is compiled separately; convert first, then compile"
             continue
         for key, value in vars(parent).items():
             held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            if key.endswith("_hooks") and any(hook not in (drop_and_act, *FREEZING_HOOKS) for hook in held):
+                reasons[parent] = "it has hooks, which would be lost; remove them first"
             for module in held if key != "_modules" else ():
                 if isinstance(module, nn.Module) and module is not parent:
                     reasons[module] = f"the attribute {key!r} refers to it outside the module tree"
@@ -264,15 +229,15 @@ def replacement_obstacles(model: nn.Module) -> dict[nn.Module, str]:
 
 def dim_of_convolutions(model: nn.Module) -> Dim | None:
     """Return the dimension of the model's convolutions; 1 if it has none, None if they differ."""
-    kinds: tuple[tuple[Dim, tuple[type[nn.Module], ...]], ...] = (
-        (1, (nn.Conv1d, nn.ConvTranspose1d)),
-        (2, (nn.Conv2d, nn.ConvTranspose2d)),
-        (3, (nn.Conv3d, nn.ConvTranspose3d)),
-    )
-    present = [dim for dim, classes in kinds if any(isinstance(m, classes) for m in model.modules())]
-    if not present:
-        return 1
-    return present[0] if len(present) == 1 else None
+    dims = {len(m.kernel_size) for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    return cast("Dim", max(dims, default=1)) if len(dims) < 2 else None
+
+
+def known_dim(dim: Dim | None) -> Dim:
+    """Return the dimension of a layer whose class accepts any rank."""
+    if dim is None:
+        raise ValueError("its class accepts any rank, and the model's convolutions have several. Give dim=1, 2 or 3.")
+    return dim
 
 
 def _floating_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
@@ -286,106 +251,71 @@ def _floating_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
 # --- new layers -----------------------------------------------------------------------------------------------------
 
 
-def _build_replacement(
-    layer: NormInModel, entry: NormInfo, options: Mapping[str, object], fallback: Dim | None
+def check_synced_form(entry: NormInfo) -> None:
+    """Raise for a norm without a synchronized form."""
+    if entry.name != "bn" and entry.target != NORMS["cn"].target:
+        raise ValueError(f"{entry.name!r} has no synchronised form. Use contnorm.revert_sync, or another norm.")
+
+
+def build_layer(
+    layer: NormInModel, entry: NormInfo, options: Mapping[str, object], dim: Dim | None, group: Any = None
 ) -> nn.Module:
-    detected = layer.detected
-    if detected.synced and entry.keeps_moments:
-        if not has_synced_form(entry):
-            raise ValueError(
-                f"it is synchronised, and {entry.name!r} has no synchronised form. Call contnorm.revert_sync(model) "
-                f"first."
-            )
-        return build_synced(layer, entry, options, getattr(layer.module, "process_group", None))
-    dim = cast("Dim | None", detected.dim) or fallback
-    if dim is None:
-        raise ValueError("its class accepts any rank, and the model's convolutions have several. Give dim=1, 2 or 3.")
-    return build_like(layer, entry, dim, options)
+    """Build a layer with the tensors of an old one, on its device, and with its options where none are given.
 
-
-def build_like(layer: NormInModel, entry: NormInfo, dim: Dim, options: Mapping[str, object]) -> nn.Module:
-    """Build a layer with the tensors of an old one, on its device, and with its options where none are given."""
-    allowed = layer_parameters(norm_class(entry, dim))
-    carried = {
-        key: value for key, value in layer.detected.options.items() if key in allowed and key not in entry.preset
-    }
-    options = {**carried, **_placement(layer, allowed), **options}
-    channels = layer.detected.channels
-    if entry.layers and options.get("num_groups") == "auto":  # a user's norm may not support automatic groups
-        options["num_groups"] = auto_groups(channels, one_position=dim == 1)
-    new = build_norm(entry, channels, dim, options)
-    tensor = next(_floating_tensors([layer.module]), layer.near)
-    if entry.layers and tensor is not None and "device" not in allowed:
-        new = new.to(tensor.device, tensor.dtype)
-    return _transfer_state(layer, new)
-
-
-def has_synced_form(entry: NormInfo) -> bool:
-    return entry.name == "bn" or entry.target == NORMS["cn"].target
-
-
-def build_synced(layer: NormInModel, entry: NormInfo, options: Mapping[str, object], group: Any) -> nn.Module:
-    """Build the synchronized form of a norm; it records the dimension of the layer that it replaces."""
-    cls: type[nn.Module] = nn.SyncBatchNorm if entry.name == "bn" else SyncContinualNorm
-    check_preset(entry, options)
-    allowed = layer_parameters(cls)
-    carried = {key: value for key, value in layer.detected.options.items() if key in allowed}
-    arguments = {**carried, **_placement(layer, allowed), **options, **entry.preset}
-    new: Any = cls(layer.detected.channels, **arguments)
-    new.process_group = group
-    if layer.detected.dim is not None:
-        vars(new)["_contnorm_dim"] = layer.detected.dim
-    return _transfer_state(layer, new)
-
-
-def _placement(layer: NormInModel, allowed: Iterable[str]) -> dict[str, object]:
-    """Return device and dtype for new tensors: those of the old layer, or else of the nearest tensor in the model."""
-    tensor = next(_floating_tensors([layer.module]), layer.near)
-    return {} if tensor is None or "device" not in allowed else {"device": tensor.device, "dtype": tensor.dtype}
-
-
-def _transfer_state(layer: NormInModel, new: nn.Module) -> nn.Module:
-    """Move the parameters, moments and state of the old layer to the new one: the same objects, not copies."""
+    Args:
+        layer: The old layer.
+        entry: The norm.
+        options: Options of the new layer, which come before those of the old one.
+        dim: Its dimension; None for the synchronized form, which records the dimension of the old layer.
+        group: The process group of a synchronized layer.
+    """
     old, detected = layer.module, layer.detected
-    _take_parameters(old, new)
+    factory: Any = norm_class(entry, dim) if dim else nn.SyncBatchNorm if entry.name == "bn" else SyncContinualNorm
+    carried = {k: v for k, v in detected.options.items() if k in layer_parameters(factory) and k not in entry.preset}
+    options = {**carried, **options}
+    if entry.layers and options.get("num_groups") == "auto":  # a user's norm may not support automatic groups
+        options["num_groups"] = auto_groups(detected.channels, one_position=dim == 1)
+    if dim is not None:
+        new = build_norm(entry, detected.channels, dim, options)
+    else:
+        check_preset(entry, options)
+        new = factory(detected.channels, **{**options, **entry.preset})
+        new.process_group = group
+        if detected.dim is not None:
+            vars(new)["_contnorm_dim"] = detected.dim
+    tensor = next(_floating_tensors([old]), layer.near)
+    if tensor is not None and "device" not in options and "dtype" not in options:
+        new = new.to(tensor.device, tensor.dtype)
+    _transfer_state(old, new, detected)
+    return new
+
+
+def _transfer_state(old: nn.Module, new: Any, detected: DetectedNorm) -> None:
+    """Give a new layer the parameters, moments and state of an old one: the same objects, not copies."""
+    for name in ("weight", "bias"):
+        parameter, trained, constant = new._parameters.get(name), old._parameters.get(name), old._buffers.get(name)
+        if parameter is not None and trained is not None and trained.shape == parameter.shape:
+            new._parameters[name] = trained
+        elif parameter is not None and constant is not None:  # it must not become trainable
+            new._parameters[name] = nn.Parameter(constant.clone(), requires_grad=False)
     names: tuple[str, ...] = ()
     if NORMS[detected.norm].keeps_moments:
         names = ("running_mean", "running_var", "num_batches_tracked")
     if isinstance(new, NormLayer) and type(old) is type(new):
         names += new.own_tensors
     tables: Any = ((new._parameters, old._parameters), (new._buffers, old._buffers))
-    for name in names:
-        for tensors, others in tables:
-            tensor, other = tensors.get(name), others.get(name)
-            if tensor is not None and other is not None and tensor.shape == other.shape:
-                tensors[name] = other
+    for name, (tensors, others) in product(names, tables):
+        current, other = tensors.get(name), others.get(name)
+        if current is not None and other is not None and current.shape == other.shape:
+            tensors[name] = other
     new.train(old.training)
     if isinstance(new, MomentNorm):
         new.use_running = detected.constant or getattr(old, "use_running", False)
     if holds_moments(new) and (detected.constant or is_frozen(old)):
         freeze_stats(new)
     if detected.acts:
-        new.drop, new.act = old.drop, old.act
+        new.drop, new.act = cast(Any, old).drop, cast(Any, old).act
         new.register_forward_hook(drop_and_act)
-    return new
-
-
-def _take_parameters(old: nn.Module, new: nn.Module) -> None:
-    for name in ("weight", "bias"):
-        parameter = new._parameters.get(name)
-        trained, constant = old._parameters.get(name), old._buffers.get(name)
-        if parameter is None or any(t is not None and t.shape != parameter.shape for t in (trained, constant)):
-            continue
-        if trained is not None:
-            new._parameters[name] = trained
-        elif constant is not None:  # it must not become trainable
-            new._parameters[name] = nn.Parameter(constant.clone(), requires_grad=False)
-        elif old._parameters.get("weight") is not None or old._parameters.get("bias") is not None:
-            # The old layer has only one of weight and bias. Code of others may not expect None in place of the other.
-            if isinstance(new, NormLayer | nn.SyncBatchNorm):
-                new._parameters[name] = None
-            else:
-                parameter.requires_grad_(False)
 
 
 def swap_modules(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -395,3 +325,79 @@ def swap_modules(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn
             if child is not None and child in replace:
                 parent._modules[name] = replace[child]
     return replace.get(model, model)
+
+
+# --- synchronized layers --------------------------------------------------------------------------------------------
+
+
+def convert_sync(
+    model: nn.Module, process_group: Any = None, *, only: Filter | None = None, skip: Filter | None = None
+) -> nn.Module:
+    """Replace continual and batch norms with their synchronized forms, in place, for training on several processes.
+
+    Use it instead of ``torch.nn.SyncBatchNorm.convert_sync_batchnorm``, which supports only batch norm. Norms that
+    normalize each sample (GN, IN, LN) and norms with constant moments need no synchronization and are not replaced. A
+    norm without a synchronized form raises an error.
+
+    Args:
+        model: The model.
+        process_group: The processes whose batches are normalized together; None for all processes.
+        only: The layers to convert, as in `convert_norm`.
+        skip: The layers not to convert.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> from contnorm import ContinualNorm2d
+        >>> type(convert_sync(nn.Sequential(ContinualNorm2d(64)))[0]).__name__
+        'SyncContinualNorm'
+    """
+    layers = select_layers(check_model(model, "convert_sync"), only, skip, "convert_sync", needs_sync)
+    for layer in layers:
+        check_synced_form(NORMS[layer.detected.norm])
+    entries = [NORMS[layer.detected.norm] for layer in layers]
+    news = [build_layer(layer, e, {}, None, process_group) for layer, e in zip(layers, entries, strict=True)]
+    return swap_modules(model, {layer.module: new for layer, new in zip(layers, news, strict=True)})
+
+
+def revert_sync(
+    model: nn.Module, *, dim: Dim | None = None, only: Filter | None = None, skip: Filter | None = None
+) -> nn.Module:
+    """Replace synchronized continual and batch norms with their local forms, in place: the reverse of `convert_sync`.
+
+    Parameters (the same objects), running moments, options and frozen moments are kept. A synchronized layer accepts
+    input of any rank, and its local form of one. `convert_sync` records the dimension of the layers that it replaces.
+
+    Args:
+        model: The model.
+        dim: The dimension of layers that were not made by `convert_sync`. By default, that of the model's convolutions.
+        only: The layers to convert, as in `convert_norm`.
+        skip: The layers not to convert.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: If there is nothing to convert, or if the dimension of a layer is unknown. The model is unchanged.
+
+    Example:
+        >>> from contnorm import ContinualNorm2d
+        >>> model = convert_sync(nn.Sequential(ContinualNorm2d(64, num_groups=8)))
+        >>> revert_sync(model)[0]
+        ContinualNorm2d(64, num_groups=8, eps=1e-05, momentum=0.1)
+    """
+    check_model(model, "revert_sync")
+    layers = select_layers(model, only, skip, "revert_sync", lambda module, detected: detected.synced)
+    usual = dim or dim_of_convolutions(model)
+    replace = {
+        layer.module: build_layer(layer, NORMS[layer.detected.norm], {}, layer.detected.dim or known_dim(usual))
+        for layer in layers
+    }
+    return swap_modules(model, replace)
+
+
+def needs_sync(module: nn.Module, detected: DetectedNorm) -> bool:
+    """Whether the moments of a layer depend on the batch of its process."""
+    constant = detected.constant or getattr(module, "use_running", False)
+    return NORMS[detected.norm].keeps_moments and not detected.synced and not constant

@@ -23,26 +23,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from contnorm.checks import check_model
 from contnorm.convert.conversion import (
     NormInModel,
-    build_like,
-    build_synced,
+    build_layer,
     dim_of_convolutions,
+    known_dim,
     norm_layers,
     replacement_obstacles,
     swap_modules,
 )
 from contnorm.convert.detect import DetectedNorm, detect_norm, holds_moments
 from contnorm.moments.freeze import freeze_stats, is_frozen
-from contnorm.norms.base import MomentNorm, NormLayer
+from contnorm.norms.base import MomentNorm
 from contnorm.norms.weight_standardization import is_standardized, standardize, unstandardize
 from contnorm.registry import Dim, find_norm
-
-__all__ = ["apply_norm_spec", "norm_spec", "spec_differences"]
 
 FORMAT, VERSION = "contnorm.norm_spec", 2
 
@@ -112,11 +109,29 @@ def apply_norm_spec(model: nn.Module, spec: Mapping[str, Any]) -> nn.Module:
     check_model(model, "apply_norm_spec")
     if (spec.get("format"), spec.get("version")) != (FORMAT, VERSION):
         raise ValueError(f"apply_norm_spec: expected a spec of contnorm.norm_spec of version {VERSION}.")
-    layers = {layer.name: layer for layer in norm_layers(model)}
-    norms = _matching_norms(model, layers, spec["norms"])
+    layers, entries = {layer.name: layer for layer in norm_layers(model)}, spec["norms"]
+    problem = f"apply_norm_spec: the spec does not fit {type(model).__name__}, which is unchanged:"
+    if only_one := sorted(layers.keys() ^ entries.keys()):
+        raise ValueError(f"{problem} {', '.join(map(repr, only_one[:5]))} are norm layers of only one of them.")
+    obstacles, usual = replacement_obstacles(model), dim_of_convolutions(model)
+    norms: dict[str, nn.Module] = {}
+    for path, entry in entries.items():
+        layer = layers[path]
+        module, detected = layer.module, layer.detected
+        norms[path] = module
+        if not _difference(entry, _describe(module, detected)):
+            continue
+        reason = getattr(detected, "reason", "") or obstacles.get(module, "")
+        if entry["norm"] is None or detected is None:
+            reason = reason or f"{entry.get('class', type(module).__name__)} is not a registered norm"
+        if not reason:
+            norms[path] = _build(layer, entry, usual)
+            reason = _difference(entry, _describe(norms[path], detect_norm(norms[path])))
+        if reason:
+            raise ValueError(f"{problem} {path!r} can't become the layer of the spec: {reason}.")
     for path, norm in norms.items():
         if not getattr(layers[path].detected, "constant", False) or norm is not layers[path].module:
-            freeze_stats(norm, spec["norms"][path]["frozen"])
+            freeze_stats(norm, entries[path]["frozen"])
     for path, module in model.named_modules():
         if path in spec["convolutions"]:
             standardize(module, spec["convolutions"][path])
@@ -125,37 +140,16 @@ def apply_norm_spec(model: nn.Module, spec: Mapping[str, Any]) -> nn.Module:
     return swap_modules(model, {layers[path].module: norm for path, norm in norms.items()})
 
 
-def _matching_norms(
-    model: nn.Module, layers: Mapping[str, NormInModel], entries: Mapping[str, Any]
-) -> dict[str, nn.Module]:
-    """Return the layers that a spec describes, by path: those of the model, or new ones with their tensors."""
-    obstacles = replacement_obstacles(model)
-    problems = [f"{path!r} is a norm layer in the model, and not in the spec" for path in layers if path not in entries]
-    norms: dict[str, nn.Module] = {}
-    for path, entry in entries.items():
-        if path not in layers:
-            problems.append(f"{path!r} is a norm layer in the spec, and not in the model")
-            continue
-        layer = layers[path]
-        norms[path] = layer.module
-        if not _difference(entry, _describe(layer.module, layer.detected)):
-            continue
-        try:
-            if entry["norm"] is None or not isinstance(layer.detected, DetectedNorm) or layer.module in obstacles:
-                reason = getattr(layer.detected, "reason", None) or obstacles.get(layer.module)
-                raise ValueError(reason or f"{entry.get('class', 'its class')} is not a registered norm")
-            norms[path] = _build(layer, entry, dim_of_convolutions(model))
-            if difference := _difference(entry, _describe(norms[path], detect_norm(norms[path]))):
-                raise ValueError(difference)
-        except ValueError as error:
-            problems.append(f"{path!r} can't become the layer of the spec: {error}")
-    if problems:
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ValueError(
-            f"apply_norm_spec: the spec does not fit {type(model).__name__}: {'; '.join(problems[:5])}{more}. The "
-            f"model is unchanged."
-        )
-    return norms
+def _build(layer: NormInModel, entry: Mapping[str, Any], usual: Dim | None) -> nn.Module:
+    """Build the layer of a description, with the tensors of a layer of the model."""
+    dim = None if entry["synced"] else known_dim(layer.detected.dim or entry["dim"] or usual)
+    group = getattr(layer.module, "process_group", None)
+    new = build_layer(layer, find_norm(entry["norm"])[0], entry["options"], dim, group)
+    if entry["synced"]:
+        vars(new)["_contnorm_dim"] = entry["dim"]
+    if isinstance(new, MomentNorm):
+        new.use_running = entry["constant"]
+    return new
 
 
 def spec_differences(model: nn.Module, spec: Mapping[str, Any]) -> list[str]:
@@ -214,30 +208,3 @@ def _difference(entry: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
             key, value, other = wrong, value.get(wrong), other.get(wrong)
         return f"{key} is {value!r} in the spec, and {other!r} here"
     return ""
-
-
-def _build(layer: NormInModel, entry: Mapping[str, Any], usual: Dim | None) -> nn.Module:
-    """Build the layer of a description, with the tensors of a layer of the model."""
-    registered = find_norm(entry["norm"])[0]
-    options = dict(entry["options"])
-    if "track_running_stats" in options:  # the attribute may have been changed after the buffers were made
-        options["track_running_stats"] = entry["running_moments"]
-    if entry["synced"]:
-        new = build_synced(layer, registered, options, getattr(layer.module, "process_group", None))
-        vars(new)["_contnorm_dim"] = entry["dim"]
-    else:
-        dim = cast("Dim | None", layer.detected.dim or entry["dim"] or usual)
-        if dim is None:
-            raise ValueError("its class accepts any rank, and the model's convolutions have several")
-        new = build_like(layer, registered, dim, options)
-    for name in ("weight", "bias"):  # the old layer may have only one of them
-        if name not in entry["parameters"] and isinstance(new, NormLayer | nn.SyncBatchNorm):
-            new._parameters[name] = None
-        elif name in entry["parameters"] and new._parameters.get(name) is None:
-            other = cast(torch.Tensor, new._parameters["bias" if name == "weight" else "weight"])
-            new._parameters[name] = nn.Parameter(torch.full_like(other, name == "weight"))
-    if "track_running_stats" in options:
-        cast(Any, new).track_running_stats = entry["options"]["track_running_stats"]
-    if isinstance(new, MomentNorm):
-        new.use_running = entry["constant"]
-    return new

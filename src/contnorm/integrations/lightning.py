@@ -13,10 +13,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import LayerSync
 from torch import nn
 
-from contnorm.convert.conversion import norm_layers
+from contnorm.convert.conversion import convert_sync, needs_sync, norm_layers, revert_sync
 from contnorm.convert.detect import DetectedNorm
 from contnorm.convert.spec import apply_norm_spec, norm_spec
-from contnorm.convert.sync import convert_sync, needs_sync, revert_sync
 from contnorm.diagnosis.measure import ByTask, diagnose
 from contnorm.diagnosis.result import Diagnosis
 from contnorm.integrations.training_data import Batches, all_processes, generators_restored, select_batches

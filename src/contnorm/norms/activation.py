@@ -43,7 +43,6 @@ class ActivationNorm(NormLayer):
         apply_act: Whether the layer applies its activation. If not, ``act_parameter`` does not exist.
     """
 
-    own_options: ClassVar[tuple[str, ...]] = ("apply_act",)
     act_parameter: ClassVar[str]  # name of the activation's parameter, with one value per channel
     act_initial: ClassVar[float]  # its initial value
     apply_act: bool

@@ -152,7 +152,6 @@ class AdaptiveBalanceNormBase(MomentNorm):
     """
 
     needs_tags: ClassVar[bool] = True
-    own_options: ClassVar[tuple[str, ...]] = ("kappa", "lam", "ada_t0", "num_tasks", "renormalize")
     own_tensors: ClassVar[tuple[str, ...]] = ("phi", "started")
     phi: nn.Parameter
     started: Tensor

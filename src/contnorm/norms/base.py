@@ -22,15 +22,14 @@ class NormLayer(nn.Module):
     A class for input of one dimension is defined as ``class MyNorm2d(MyNorm, dim=2)``. ``ranks`` lists the input ranks
     that it accepts; ``num_features`` is its number of channels.
     ``has_triton_kernels`` tells whether the layer uses Triton kernels of this package on a GPU, which are compiled
-    before their first run. ``own_options`` names constructor arguments that only this norm has, and ``own_tensors`` its
-    parameters and buffers that batch norm does not have. Conversion keeps both if the old and the new layer have them.
+    before their first run. ``own_tensors`` names the parameters and buffers that batch norm does not have; conversion
+    keeps them if the old and the new layer have them.
     ``fuses_relu`` tells whether ``forward`` also takes a residual and whether to apply ReLU; it is read from the
     signature, since a subclass may have a ``forward`` of its own.
     """
 
     ranks: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
     has_triton_kernels: ClassVar[bool] = False
-    own_options: ClassVar[tuple[str, ...]] = ()
     own_tensors: ClassVar[tuple[str, ...]] = ()
     # The norm of a class that only applies its submodules `drop` and `act` after it, or has other arguments.
     normalizes_as: ClassVar[type[nn.Module]]

@@ -133,7 +133,6 @@ class BalancedBatchNormBase(MomentNorm):
         balanced_size: Samples in the class-balanced batch; None for as many as are replayed at a step.
     """
 
-    own_options: ClassVar[tuple[str, ...]] = ("balanced_size",)
     needs_tags: ClassVar[bool] = True
     replay_request: ReplayRequest
 

@@ -19,7 +19,7 @@ the variance is biased, and gradients flow through the moments of the batch with
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,8 +135,6 @@ class InstanceAwareBatchNormBase(MomentNorm):
         dtype: Dtype of parameters and buffers.
         k: Number of standard errors by which the moments of a sample may differ without effect.
     """
-
-    own_options: ClassVar[tuple[str, ...]] = ("k",)
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ the group norm removes.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -145,8 +145,6 @@ def unstandardize(convolution: nn.Module) -> nn.Module:
 
 class WSGroupNorm(GroupNormBase):
     """Group normalization after convolutions with standardized weights. The layer itself is a group norm."""
-
-    own_options: ClassVar[tuple[str, ...]] = ("weight_eps",)
 
     def __init__(
         self,

@@ -13,8 +13,7 @@ import torch
 from contnorm import bench
 from contnorm.bench.components import remove_component
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.memory_stats import take_census
-from contnorm.bench.plan import Plan, make_plan
+from contnorm.bench.plan import Plan, make_plan, take_census
 from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.errors import UserError
 
@@ -85,8 +84,8 @@ def test_user_memory_determines_what_is_replayed(stream: bench.Stream) -> None:
         assert set(step.replay[0].tolist()) <= set(newest.tolist())
         assert len(step.replay[0]) == min(10, len(newest))
     census = take_census(plan, sequence)
-    assert census.held[-1] == tuple(np.bincount(sequence.train.label[order[-20:]], minlength=6).tolist())
-    assert (census.capacity, census.written[-1], census.evicted[-1]) == (20, 240, 220)
+    assert census["held"][-1] == " ".join(map(str, np.bincount(sequence.train.label[order[-20:]], minlength=6)))
+    assert (census["capacity"], census["written"][-1], census["evicted"][-1]) == (20, 240, 220)
 
 
 @pytest.mark.slow

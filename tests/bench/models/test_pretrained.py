@@ -26,7 +26,7 @@ from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models import pretrained
 from contnorm.bench.models.build import build_model
-from contnorm.bench.models.pretrained import locate_weights, read_weights, weights_change, weights_hash
+from contnorm.bench.models.pretrained import locate_weights, read_weights, weights_hash
 from contnorm.errors import UserError
 from tests.datasets import small_mnist
 
@@ -65,31 +65,23 @@ def same(network: nn.Module, state: State, but: tuple[str, ...] = ()) -> bool:
     return all(torch.equal(own[name], state[name]) for name in own if not name.startswith(but))
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "torch", "old torch", "checkpoint", "half"])
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "old torch", "checkpoint"])
 def test_weights_load_from_every_file_format(kind: str, tmp_path: Path, state: State) -> None:
     path = tmp_path / "weights"
     if kind == "safetensors":
         save_file(state, path)
     elif kind == "checkpoint":
         saved(path, {"epoch": 90, "state_dict": state, "optimizer": {"lr": 0.1}})
-    elif kind == "half":
-        state = {name: t.half() if t.is_floating_point() else t for name, t in state.items()}
-        saved(path, state)
     else:
         saved(path, state, old=kind == "old torch")
     assert same(made(weights=path), state)
     assert not same(made(), state)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "model.", "backbone.", "module.model.", "_orig_mod.module."])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.module."])
 def test_prefixes_of_wrappers_are_removed(prefix: str, tmp_path: Path, state: State) -> None:
     path = saved(tmp_path / "w.pth", {prefix + name: tensor for name, tensor in state.items()})
     assert same(made(weights=path), state)
-
-
-def test_backbone_prefix_with_plain_classifier_loads(tmp_path: Path, state: State) -> None:
-    mixed = {name if name.startswith("fc.") else f"backbone.{name}": tensor for name, tensor in state.items()}
-    assert same(made(weights=saved(tmp_path / "w.pth", mixed)), state)
 
 
 @pytest.mark.parametrize("norm", ["cn4", "brn", "bn_gn2", "cn_tied4"])
@@ -146,12 +138,11 @@ def test_mismatched_weights_are_refused_and_change_nothing(file: Path, tmp_path:
         made(name="resnet50", weights=file)
     message = str(caught.value)
     assert message.startswith(f"{file}: the weights do not fit model 'resnet50' of width 4: ") and "\n" not in message
-    assert "look like weights of resnet34." in message and "missing (layer1.0.conv3.weight, " in message
-    assert "with another shape or type (layer1.0.conv1.weight, " in message and len(message) < 600
-    with pytest.raises(UserError, match=r"2 unexpected \(extra\.weight, head\.weight\)\. Set model\.name"):
+    assert "missing (layer1." in message and "with another shape (" in message and len(message) < 600
+    with pytest.raises(UserError, match=r"2 unexpected \(extra\.weight, head\.weight\)"):
         made(weights=saved(tmp_path / "w.pth", {**state, "extra.weight": torch.ones(1), "head.weight": torch.ones(2)}))
     narrow = {**state, "fc.weight": torch.ones(5, 7)}
-    with pytest.raises(UserError, match=r"1 with another shape or type \(fc\.weight\)"):
+    with pytest.raises(UserError, match=r"1 with another shape \(fc\.weight\)"):
         made(weights=saved(tmp_path / "w.pth", narrow))
     network = made()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -159,14 +150,6 @@ def test_mismatched_weights_are_refused_and_change_nothing(file: Path, tmp_path:
     with pytest.raises(UserError):
         pretrained.load_pretrained(network, config)
     assert same(network, before)
-
-
-def test_values_of_another_type_or_not_finite_are_refused(tmp_path: Path, state: State) -> None:
-    with pytest.raises(UserError, match=r"1 with another shape or type \(conv1\.weight\)"):
-        made(weights=saved(tmp_path / "odd.pt", {**state, "conv1.weight": state["conv1.weight"].int()}))
-    state["layer2.1.conv1.weight"][0, 0, 0, 0] = torch.nan
-    with pytest.raises(UserError, match=r"1 not finite \(layer2\.1\.conv1\.weight\)"):
-        made(weights=saved(tmp_path / "w.pth", state))
 
 
 class Mischief:
@@ -196,23 +179,6 @@ def test_files_with_pickled_objects_are_refused(tmp_path: Path, state: State) ->
     for content in (made(), {"state_dict": state, "args": argparse.Namespace(lr=1)}):
         with pytest.raises(UserError, match=r"weights alone .* Save weights with safetensors\.torch"):
             made(weights=saved(tmp_path / "w.pth", content))
-    with pytest.raises(UserError, match=r"contains no named tensors"):
-        made(weights=saved(tmp_path / "w.pth", [torch.ones(2)]))
-
-
-@pytest.mark.parametrize("kind", ["cut safetensors", "cut torch", "text", "empty"])
-def test_damaged_files_are_refused_in_one_line(kind: str, file: Path, tmp_path: Path, state: State) -> None:
-    path = tmp_path / "w"
-    if kind == "text":
-        path.write_bytes(b"no weights at all, but some words of the kind that is found in a download's place")
-    elif kind == "empty":
-        path.write_bytes(b"")
-    else:
-        whole = file if "safetensors" in kind else saved(tmp_path / "whole", state, old="old" in kind)
-        path.write_bytes(whole.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"w: is not a safetensors or torch file") as caught:
-        made(weights=path)
-    assert "\n" not in str(caught.value)
 
 
 def test_missing_files_are_refused(tmp_path: Path) -> None:
@@ -259,17 +225,6 @@ def test_published_weights_are_downloaded_once_into_torchs_cache(published: Path
     kept.write_bytes(b"spoilt")
     with pytest.raises(UserError, match=rf"{published.name}: is damaged: .*SHA-256.*Delete it"):
         locate_weights(NAMED, "resnet34")
-
-
-def test_failed_downloads_leave_no_file(published: Path, tmp_path: Path) -> None:
-    whole = published.read_bytes()
-    published.write_bytes(whole[:-10])
-    with pytest.raises(UserError, match=r"download failed .* --weights FILE"):
-        locate_weights(NAMED, "resnet34")
-    published.unlink()
-    with pytest.raises(UserError, match=r"download failed \(HTTP Error 404"):
-        locate_weights(NAMED, "resnet34")
-    assert not list((tmp_path / "home").rglob("*.p*"))
 
 
 def test_unknown_published_weights_are_refused() -> None:
@@ -329,12 +284,9 @@ def test_weights_changed_since_the_start_are_refused(file: Path, state: State) -
     other = replace(config, weights_hash="01234567")
     with pytest.raises(UserError, match=r"have changed since the run started \(model\.weights_hash was 01234567"):
         build_model(other, NormConfig(), (3, 32, 32), 5, 1)
-    assert not weights_change(config)
-    assert "have changed since the run started" in weights_change(other)
     file.write_bytes(file.read_bytes() + b" ")
-    assert "have changed since the run started" in weights_change(config), "looked at again"
-    file.unlink()
-    assert "there is no such file" in weights_change(config)
+    with pytest.raises(UserError, match="have changed since the run started"):
+        build_model(config, NormConfig(), (3, 32, 32), 5, 1)
 
 
 def test_user_networks_load_weights(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def test_wrapped_norm_is_found(stream: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (Stubborn, "none of its normalization layers is the run's norm 'cn2', but features.1 (BatchNorm2d)"),
-        (lambda shape, outputs: nn.Sequential(nn.Flatten(), nn.Linear(784, outputs)), "has no normalization layer"),
+        (Stubborn, "none of its normalization layers is the run's norm 'cn2'; it has features.1 (BatchNorm2d)"),
+        (lambda shape, outputs: nn.Sequential(nn.Flatten(), nn.Linear(784, outputs)), "it has none"),
         (lambda: nn.Flatten(), "called with (input_shape, num_outputs): TypeError"),
         (lambda shape, outputs: 3, "must return a torch.nn.Module, not 3"),
         (lambda shape, outputs: nn.Linear(shape, outputs), "TypeError"),

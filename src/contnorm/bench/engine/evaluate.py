@@ -21,10 +21,9 @@ from torch import Tensor
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.label_metrics import LabelStats, label_scores
-from contnorm.bench.memory_stats import take_census
 from contnorm.bench.metrics import TaskScores, accuracy_scores
 from contnorm.bench.models.norm_layers import count_norms
-from contnorm.bench.plan import sample_weights, stored_items
+from contnorm.bench.plan import sample_weights, stored_items, take_census
 from contnorm.moments.pooling import keeps_moments
 from contnorm.moments.reestimate import Reestimated, reestimate
 from contnorm.norms.renorm import BatchRenormBase
@@ -254,7 +253,7 @@ def run_results(trainer: Trainer, measured: Measurements) -> dict[str, Any]:
     stream, model = trainer.data.sequence, trainer.model
     if isinstance(stream.source, MultiLabelSource):
         results["classes"] = {"names": list(stream.source.class_names), "groups": list(stream.source.class_groups)}
-        results["census"] = take_census(trainer.plan, stream).to_json()
+        results["census"] = take_census(trainer.plan, stream)
     results |= {
         "drift": {"by_task": measured.drift},
         "seconds": {**measured.seconds, "train_by_task": measured.train_by_task},

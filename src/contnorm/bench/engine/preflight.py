@@ -15,7 +15,7 @@ from torch import nn
 from contnorm.bench.components import is_user_code, user_code_error
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.engine.hooks import NormHooks, strategy_hooks
-from contnorm.bench.models.norm_layers import check_norms, record_norm_calls
+from contnorm.bench.models.norm_layers import check_norms
 from contnorm.bench.plan import Plan, sample_weights, stored_items
 from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.streams.tasks import TaskSequence
@@ -71,10 +71,9 @@ def check_network(
     own_network = is_user_code(config.model.name)
     key = config.model, config.norm, shape
     if own_network or config.norm.code is not None or is_user_code(config.norm.name):
-        with record_norm_calls(model) as called:
-            _check_output(model, config, shape, outputs, "model" if own_network else "norm")
+        _check_output(model, config, shape, outputs, "model" if own_network else "norm")
         if not any_norm:
-            check_norms(model, config.model.name, config.norm, called)
+            check_norms(model, config.model.name, config.norm)
         if config.evaluate.moments in ("oracle", "memory") or (config.evaluate.drift and keeps_moments(model)):
             try:
                 moment_layers(model)
@@ -82,7 +81,7 @@ def check_network(
                 advice = "evaluate.moments=running (--eval-moments running) and evaluate.drift=false"
                 raise UserError(f"model {config.model.name!r}: {error} Or set {advice}.") from error
     elif key not in _checked:
-        check_norms(model, config.model.name, config.norm, set())
+        check_norms(model, config.model.name, config.norm)
         try:
             _run_in_training(model, 2, shape)
         except ValueError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NETWORKS"]
-
 NETWORKS: dict[str, str] = {
     "mlp": "two hidden layers, for digits",
     "resnet18": "ResNet-18 with a 3x3 stem, for small images",

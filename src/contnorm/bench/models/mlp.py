@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from contnorm.bench.models.norm_layers import NormMaker
 from contnorm.norms.activation import normed_relu
 
-__all__ = ["MLP"]
-
 
 class MLP(nn.Module):
     """Two hidden layers with a norm before each ReLU.

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from contnorm.bench.components import is_user_code, load_component
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
@@ -20,19 +16,7 @@ from contnorm.convert.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.kernels.reference import backward_would_crash, group_norm_in_layout
 from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
-from contnorm.registry import Dim, NormInfo, build_norm, find_norm, layer_parameters, norm_class, numbered_name
-
-__all__ = [
-    "PART",
-    "NormMaker",
-    "check_norms",
-    "count_norms",
-    "mark_layer",
-    "mark_norms",
-    "norm_maker",
-    "norm_options",
-    "record_norm_calls",
-]
+from contnorm.registry import Dim, NormInfo, build_norm, layer_parameters, norm_class, numbered_name
 
 NormMaker = Callable[[int], nn.Module]
 
@@ -41,66 +25,49 @@ def norm_maker(config: NormConfig, dim: Dim, total_steps: int) -> NormMaker:
     """Function that creates the norm of a run for a number of channels."""
     spec, groups = find_run_norm(config)
     if config.layers == "stock":
-        return mark_norms(_stock_maker(spec, groups, config, dim))  # stock CN consists of a GN and a BN
-    options = _options(spec, config, total_steps)
+        stock = _stock_maker(spec, groups, config, dim)
+        return lambda channels: mark_layer(stock(channels))  # stock CN consists of a GN and a BN
+    options = norm_options(config, spec, groups, total_steps)
     norm_class(spec, dim)  # a user's norm may not have layers for this dimension
-    if not spec.grouped:
-        return _marked_if_users(spec, lambda channels: build_norm(spec, channels, dim, options))
 
-    def grouped(channels: int) -> nn.Module:
-        requested = groups or config.groups
-        num_groups = requested if isinstance(requested, int) else _auto_groups(channels, dim, config.auto_channels)
-        return build_norm(spec, channels, dim, {**options, "num_groups": num_groups})
+    def make(channels: int) -> nn.Module:
+        own = {}
+        if options.get("num_groups") == "auto":
+            # Networks with 1d norms are fully connected here, so their input is (N, C). Settings of version 0.1 keep
+            # the rule of that version.
+            own["num_groups"] = (
+                auto_groups(channels, one_position=dim == 1)
+                if dim == 1 or config.auto_channels != 1
+                else next(groups for groups in range(min(channels, MAX_AUTO_GROUPS), 0, -1) if channels % groups == 0)
+            )
+        layer = build_norm(spec, channels, dim, options | own)
+        return mark_layer(layer) if spec.layers else layer  # a user's can't be recognized by its class
 
-    return _marked_if_users(spec, grouped)
-
-
-def _marked_if_users(spec: NormInfo, make: NormMaker) -> NormMaker:
-    """Mark the layers of a user's norm, which can't be recognized by their class."""
-    return mark_norms(make) if spec.layers else make
-
-
-def _options(spec: NormInfo, config: NormConfig, total_steps: int) -> dict[str, object]:
-    """Options of a norm that do not depend on the number of channels."""
-    options: dict[str, object] = dict(config.options)
-    momentum = {"momentum": None if config.momentum == "cumulative" else config.momentum}
-    if spec.layers:
-        if config.momentum is not None and "momentum" not in layer_parameters(norm_class(spec, min(spec.layers))):
-            raise ValueError(f"norm.momentum={config.momentum!r}: norm {spec.name!r} has no argument momentum.")
-        return options if config.momentum is None else {**options, **momentum}
-    if config.momentum is not None and spec.keeps_moments:
-        options |= momentum
-    if spec.name == "brn" and config.schedule == "scaled":
-        options["total_steps"] = total_steps
-    return options
+    return make
 
 
-def norm_options(config: NormConfig, spec: NormInfo, total_steps: int) -> dict[str, Any]:
-    """Options for `convert_norm` that give a network the norm of a run.
+def norm_options(config: NormConfig, spec: NormInfo, groups: int | None, total_steps: int) -> dict[str, Any]:
+    """Options of the layers of a run's norm.
+
+    Args:
+        config: The settings of the norm.
+        spec: The norm.
+        groups: Number of groups in its name, if any.
+        total_steps: Number of steps of the run.
 
     Example:
-        >>> norm_options(NormConfig("cn8"), find_norm("cn")[0], 100)
-        {'num_groups': 8}
-        >>> norm_options(NormConfig("bn", momentum=0.2), find_norm("bn")[0], 100)
+        >>> from contnorm.registry import NORMS
+        >>> norm_options(NormConfig("bn", momentum=0.2), NORMS["bn"], None, 100)
         {'momentum': 0.2}
     """
-    if config.layers == "stock":
-        raise ValueError("norm.layers='stock' is for the networks of this package. Use norm.layers='ours'.")
-    options = _options(spec, config, total_steps)
-    if not spec.grouped:
-        return options
-    groups = None if is_user_code(config.name) else find_norm(config.name)[1]
-    return {**options, "num_groups": groups or config.groups}
-
-
-def _auto_groups(channels: int, dim: Dim, least_channels: int) -> int:
-    """Number of groups for ``norm.groups="auto"``; settings of version 0.1 keep the rule of that version.
-
-    Networks with 1d norms are fully connected here, so their input is (N, C), for which both rules are the same.
-    """
-    if dim == 1 or least_channels != 1:
-        return auto_groups(channels, one_position=dim == 1)
-    return next(groups for groups in range(min(channels, MAX_AUTO_GROUPS), 0, -1) if channels % groups == 0)
+    options: dict[str, Any] = dict(config.options)
+    if config.momentum is not None and (spec.layers or spec.keeps_moments):
+        if spec.layers and "momentum" not in layer_parameters(norm_class(spec, min(spec.layers))):
+            raise ValueError(f"norm.momentum={config.momentum!r}: norm {spec.name!r} has no argument momentum.")
+        options["momentum"] = None if config.momentum == "cumulative" else config.momentum
+    if spec.name == "brn" and config.schedule == "scaled":
+        options["total_steps"] = total_steps
+    return {**options, "num_groups": groups or config.groups} if spec.grouped else options
 
 
 STOCK_NORMS = ("none", "bn", "gn", "sn", "cn")
@@ -162,16 +129,6 @@ _MARK = "_contnorm_made_by_run"  # an attribute, so that a deep copy of a layer 
 PART = "_contnorm_part_of_norm"  # of modules inside such a layer
 _OTHER = re.compile(r"norm(?!al)|LRN", re.IGNORECASE)  # LayerNorm, RMSNorm, ...; not Normalize
 _WEIGHTS = re.compile(r"weight_?norm|spectral_?norm", re.IGNORECASE)  # these normalize weights, not activations
-SHOWN = 3  # layers named in a message
-
-
-def mark_norms(make: NormMaker) -> NormMaker:
-    """Wrap a norm maker so that the layers it creates are marked and can be identified later."""
-
-    def make_marked(channels: int) -> nn.Module:
-        return mark_layer(make(channels))
-
-    return make_marked
 
 
 def mark_layer(layer: nn.Module) -> nn.Module:
@@ -195,21 +152,7 @@ def count_norms(model: nn.Module) -> dict[str, int]:
     return dict(Counter(_label(module) for module in _norm_layers(model).values()))
 
 
-@contextmanager
-def record_norm_calls(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """Collect the normalization layers that are called within the context."""
-    called: set[nn.Module] = set()
-    hooks = [
-        module.register_forward_pre_hook(lambda this, _: called.add(this)) for module in _norm_layers(model).values()
-    ]
-    try:
-        yield called
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def check_norms(model: nn.Module, name: str, norm: NormConfig, called: set[nn.Module]) -> None:
+def check_norms(model: nn.Module, name: str, norm: NormConfig) -> None:
     """Reject a network without a layer of the run's norm: its record would name a norm that it does not use.
 
     Layers created by ``norm(channels)`` count, and so do copies of them and layers of the same kind. A network may have
@@ -219,39 +162,28 @@ def check_norms(model: nn.Module, name: str, norm: NormConfig, called: set[nn.Mo
         model: The network.
         name: Name of the network in the settings.
         norm: Settings of the run's norm.
-        called: Normalization layers that a forward pass called; if empty, all layers of the network are checked.
 
     Raises:
         UserError: If no layer is of the run's norm.
     """
     layers = _norm_layers(model)
-    used = {path: layer for path, layer in layers.items() if layer in called} or layers
-    if any(_is_of_run(layer, norm) for layer in used.values()):
+    spec, groups = find_run_norm(norm)
+    expected = groups or norm.groups
+    for layer in layers.values():
+        kind = detect_norm(layer)
+        is_same = isinstance(kind, DetectedNorm) and kind.norm == spec.name
+        if is_same and spec.grouped and expected != "auto":
+            is_same = kind.options.get("num_groups") == expected  # type: ignore[union-attr]
+        if is_same or hasattr(layer, _MARK) or type(layer) in spec.layers.values():
+            return
+    if spec.name == "none" and not layers:
         return
-    others = [f"{path or 'the network'} ({_label(layer)})" for path, layer in used.items()]
-    norm_label = _norm_label(norm)
-    if not others and norm_label == "none":
-        return
-    if not others:
-        raise UserError(
-            f"model {name!r}: has no normalization layer, but the run's norm is {norm_label!r}. Create the layers with "
-            f'the norm(channels) that make(input_shape, num_outputs, norm) receives, or use norm="none" (--norm none).'
-        )
-    rest = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+    label = numbered_name(spec, expected) if spec.grouped and expected != "auto" else spec.name
+    others = ", ".join(f"{path or 'the network'} ({_label(layer)})" for path, layer in layers.items())
     raise UserError(
-        f"model {name!r}: none of its normalization layers is the run's norm {norm_label!r}, but "
-        f"{', '.join(others[:SHOWN])}{rest}. Create them with the norm(channels) that make(input_shape, "
-        f"num_outputs, norm) receives."
+        f"model {name!r}: none of its normalization layers is the run's norm {label!r}; it has {others or 'none'}. "
+        f"Create them with the norm(channels) that make(input_shape, num_outputs, norm) receives, or use --norm none."
     )
-
-
-def _norm_label(norm: NormConfig) -> str:
-    """Return the name of a norm with its number of groups, if it has one."""
-    if is_user_code(norm.name):
-        return norm.name
-    spec, groups = find_norm(norm.name)
-    requested = groups or norm.groups
-    return numbered_name(spec, requested) if spec.grouped and requested != "auto" else spec.name
 
 
 def _norm_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -261,35 +193,11 @@ def _norm_layers(model: nn.Module) -> dict[str, nn.Module]:
 def _normalizes(module: nn.Module) -> bool:
     if hasattr(module, PART):
         return False
-    if detect_norm(module) is not None:
-        return True
-    if hasattr(module, _MARK):  # such as the identity for norm "none", or a layer of a user's norm
+    if hasattr(module, _MARK) or detect_norm(module) is not None:  # marked: also the identity for norm "none"
         return True
     name = type(module).__name__
     leaf = next(module.children(), None) is None
     return leaf and _OTHER.search(name) is not None and _WEIGHTS.search(name) is None
-
-
-def _is_of_run(module: nn.Module, norm: NormConfig) -> bool:
-    if hasattr(module, _MARK):
-        return True
-    if is_user_code(norm.name):
-        return _is_defined_as(type(module), norm)
-    kind = detect_norm(module)
-    spec, groups = find_norm(norm.name)
-    if not isinstance(kind, DetectedNorm) or kind.norm != spec.name:
-        return False
-    expected = groups or norm.groups
-    return not spec.grouped or expected == "auto" or kind.options.get("num_groups") == expected
-
-
-def _is_defined_as(cls: type, norm: NormConfig) -> bool:
-    """Whether a class is the one that the name of user code refers to, also if its file was imported as a module."""
-    if load_component("norm", norm.name, norm.code) is cls:
-        return True
-    path, _, attribute = norm.name.rpartition(":")
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return file is not None and cls.__qualname__ == attribute and Path(file).resolve() == Path(path).resolve()
 
 
 def _label(module: nn.Module) -> str:

@@ -27,11 +27,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import ModelConfig
-from contnorm.bench.models.resnet import identify_resnet
 from contnorm.convert.detect import detect_norm
-from contnorm.errors import UserError, unknown, usable
-
-__all__ = ["PUBLISHED", "load_pretrained", "locate_weights", "read_weights", "weights_change", "weights_hash"]
+from contnorm.errors import UserError, unknown
 
 PREFIXES = ("module.", "model.", "backbone.", "_orig_mod.")  # put in front by wrappers and by training code
 BASE = "https://download.pytorch.org/models/"
@@ -58,69 +55,45 @@ def load_pretrained(network: nn.Module, config: ModelConfig) -> None:
         UserError: If the file can't be used, or if it is not the file that the run started with.
     """
     assert config.weights is not None
-    if reason := weights_change(config):
-        raise UserError(reason)
+    now = weights_hash(config.weights, config.name)
+    if config.weights_hash not in (None, now):
+        raise UserError(
+            f"weights {config.weights!r} have changed since the run started (model.weights_hash was "
+            f"{config.weights_hash}, and is {now} now). Restore the file to resume the run."
+        )
     path = locate_weights(config.weights, config.name)
     state = network.state_dict()
-    loaded = {_known_name(name, state): tensor for name, tensor in read_weights(path).items()}
+    loaded: dict[str, Tensor] = {}
+    for key, tensor in read_weights(path).items():
+        name = key
+        while name not in state and (prefix := next((p for p in PREFIXES if name.startswith(p)), None)):
+            name = name.removeprefix(prefix)
+        loaded[name] = tensor
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     classifier = {name for name in state if linear and name.startswith(f"{linear[-1]}.")}
     resized = [name for name in classifier & loaded.keys() if loaded[name].shape != state[name].shape]
     only_outputs = all(loaded[name].shape[1:] == state[name].shape[1:] for name in resized)
     new = classifier if not classifier & loaded.keys() or (resized and only_outputs) else set()
     norms = {name for name, module in network.named_modules() if detect_norm(module) is not None}
-    _check_fit(state, {name: tensor for name, tensor in loaded.items() if name not in new}, new, norms, path, config)
+    of_norms = {name for name in (*state, *loaded) if name.rpartition(".")[0] in norms}
+    optional = {name for name in of_norms if not name.endswith((".weight", ".bias"))} | new
+    differences = {
+        "missing": state.keys() - loaded.keys() - optional,
+        "unexpected": loaded.keys() - state.keys() - of_norms,
+        "with another shape": {n for n in state.keys() & loaded.keys() - new if loaded[n].shape != state[n].shape},
+    }
+    if any(differences.values()):
+        wrong = ", ".join(f"{len(n)} {what} ({', '.join(sorted(n)[:2])})" for what, n in differences.items() if n)
+        raise UserError(
+            f"{path}: the weights do not fit model {config.name!r} of width {config.width}: {wrong}. Set model.name "
+            f"and model.width to those of the weights; published weights have width 64."
+        )
     network.load_state_dict({name: loaded[name] for name in state if name in loaded and name not in new}, strict=False)
     if new:
         outputs = f"has {len(loaded[resized[0]])} outputs" if resized else "has no classifier"
         _warn_once(
             f"{path}: its classifier is not loaded, and {linear[-1]} is newly initialized, because the file {outputs} "
             f"and the run has {len(state[min(new)])}."
-        )
-
-
-def _known_name(name: str, known: Mapping[str, Tensor]) -> str:
-    """Return the name of a tensor without prefixes of wrappers."""
-    while name not in known and (prefix := next((p for p in PREFIXES if name.startswith(p)), None)):
-        name = name.removeprefix(prefix)
-    return name
-
-
-def _check_fit(
-    state: Mapping[str, Tensor],
-    loaded: Mapping[str, Tensor],
-    new: set[str],
-    norms: set[str],
-    path: Path,
-    config: ModelConfig,
-) -> None:
-    """Raise a `UserError` that lists the differences if the weights are of another network, or not finite."""
-
-    def in_norm(name: str) -> bool:
-        return name.rpartition(".")[0] in norms
-
-    def optional(name: str) -> bool:  # of a norm only weight and bias must be there
-        return name in new or (in_norm(name) and not name.endswith((".weight", ".bias")))
-
-    common = [name for name in state if name in loaded]
-    differences = {
-        "missing": [name for name in state if name not in loaded and not optional(name)],
-        "unexpected": [name for name in loaded if name not in state and not in_norm(name)],
-        "with another shape or type": [
-            name
-            for name in common
-            if loaded[name].shape != state[name].shape
-            or loaded[name].is_floating_point() != state[name].is_floating_point()
-        ],
-        "not finite": [n for n in common if loaded[n].is_floating_point() and not loaded[n].isfinite().all()],
-    }
-    if any(differences.values()):
-        wrong = ", ".join(f"{len(n)} {what} ({', '.join(n[:2])})" for what, n in differences.items() if n)
-        like = identify_resnet(loaded)
-        hint = f" They look like weights of {like}." if like and like != config.name else ""
-        raise UserError(
-            f"{path}: the weights do not fit model {config.name!r} of width {config.width}: {wrong}.{hint} Set "
-            f"model.name and model.width to those of the weights; published weights have width 64."
         )
 
 
@@ -137,35 +110,20 @@ def weights_hash(weights: str, model: str) -> str:
         'cd907fc2'
     """
     named = _published(weights, model)
-    return _digits_in(named) if named else _hash_of(_existing_file(weights))
-
-
-def weights_change(config: ModelConfig) -> str:
-    """Error message if a run's weights changed since it started; empty if they are the same or the run has none.
-
-    Example:
-        >>> weights_change(ModelConfig("resnet34", weights="torchvision:IMAGENET1K_V1", weights_hash="01234567"))
-        "weights 'torchvision:IMAGENET1K_V1' have changed since the run started (model.weights_hash was 01234567, ..."
-    """
-    if config.weights is None or config.weights_hash is None:
-        return ""
-    try:
-        now = weights_hash(config.weights, config.name)
-    except UserError as error:
-        return str(error)
-    if now == config.weights_hash:
-        return ""
-    return (
-        f"weights {config.weights!r} have changed since the run started (model.weights_hash was "
-        f"{config.weights_hash}, and is {now} now). Restore the file to resume the run."
-    )
+    return _digits_in(named) if named else _hash_of(locate_weights(weights, model))
 
 
 def locate_weights(weights: str, model: str) -> Path:
     """Path of a weights file; published weights are downloaded to torch's cache if they are not there yet."""
     named = _published(weights, model)
     if not named:
-        return _existing_file(weights)
+        path = Path(weights).expanduser()
+        if not path.is_file():
+            raise UserError(
+                f"weights {weights!r}: there is no such file. Use a safetensors or torch file of weights, or a name: "
+                f"{', '.join(PUBLISHED)}."
+            )
+        return path
     path = Path(torch.hub.get_dir()) / "checkpoints" / named
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,28 +140,25 @@ def locate_weights(weights: str, model: str) -> Path:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a file; a file that contains code is rejected."""
-    with usable(path, "cannot be read", "Check the permissions."), path.open("rb") as file:
-        header = file.read(9)[8:]  # safetensors: 8 bytes of length, then a JSON header
+    with path.open("rb") as file:
+        is_safetensors = file.read(9)[8:] == b"{"  # 8 bytes of length, then a JSON header
     try:
-        content: Any = load_file(path) if header == b"{" else _load_torch(path)
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
+        content: Any = (
+            load_file(path)
+            if is_safetensors
+            else torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        )
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{path}: is not a safetensors or torch file of weights alone ({reason}). {SAVE}") from error
+        raise UserError(
+            f"{path}: is not a safetensors or torch file of weights alone ({reason}). Save weights with "
+            f"safetensors.torch.save_file(model.state_dict(), path)."
+        ) from error
     for key in ("state_dict", "model_state_dict", "model"):  # a training checkpoint holds weights and other state
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     named = content.items() if isinstance(content, Mapping) else ()
-    tensors = {name: t for name, t in named if isinstance(name, str) and isinstance(t, Tensor)}
-    if not tensors:
-        raise UserError(f"{path}: contains no named tensors. {SAVE}")
-    return tensors
-
-
-SAVE = "Save weights with safetensors.torch.save_file(model.state_dict(), path)."
-
-
-def _load_torch(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    return {name: t for name, t in named if isinstance(name, str) and isinstance(t, Tensor)}
 
 
 def _published(weights: str, model: str) -> str | None:
@@ -216,24 +171,13 @@ def _published(weights: str, model: str) -> str | None:
     return PUBLISHED[weights][model]
 
 
-def _existing_file(weights: str) -> Path:
-    path = Path(weights).expanduser()
-    if not path.is_file():
-        raise UserError(
-            f"weights {weights!r}: there is no such file. Use a safetensors or torch file of weights, or a name: "
-            f"{', '.join(PUBLISHED)}."
-        )
-    return path
-
-
 def _digits_in(name: str) -> str:
     return Path(name).stem.rpartition("-")[2]
 
 
 def _hash_of(path: Path) -> str:
-    with usable(path, "cannot be read", "Check the permissions."):
-        info = path.stat()
-        return _hash_at(path.resolve(), info.st_size, info.st_mtime_ns)
+    info = path.stat()
+    return _hash_at(path.resolve(), info.st_size, info.st_mtime_ns)
 
 
 @cache  # every seed needs the hash; the size and the time are part of the key

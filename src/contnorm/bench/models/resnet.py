@@ -7,8 +7,6 @@ the original paper.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from typing import Literal
 
 from torch import Tensor, nn
@@ -16,8 +14,6 @@ from torch import Tensor, nn
 from contnorm.bench.models.norm_layers import NormMaker
 from contnorm.kernels.convolution import Convolution
 from contnorm.norms.activation import linear_norm, normed_relu
-
-__all__ = ["DEPTHS", "DeepResNet", "ResNet18", "identify_resnet"]
 
 
 class _Basic(nn.Module):
@@ -120,25 +116,6 @@ class DeepResNet(nn.Module):
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         y: Tensor = self.fc(x.mean((2, 3)))
         return y
-
-
-def identify_resnet(names: Iterable[str]) -> str | None:
-    """Identify a network by the block indices in its parameter names; None if no network matches.
-
-    Example:
-        >>> identify_resnet(DeepResNet("resnet50", 3, 10, 4, norm=nn.BatchNorm2d).state_dict())
-        'resnet50'
-    """
-    blocks: dict[str, set[str]] = defaultdict(set)
-    deepest = ""
-    for name in names:
-        if name.startswith("layer") and name.count(".") > 1:
-            stage, block, part, *_ = name.split(".")
-            blocks[stage].add(block)
-            deepest = max(deepest, part if part.startswith("conv") else "")
-    kind = _Bottleneck if deepest == "conv3" else _Basic
-    structure = kind, tuple(len(blocks[f"layer{stage}"]) for stage in range(1, 5))
-    return next((name for name, known in DEPTHS.items() if known == structure), None)
 
 
 class _Block(nn.Module):

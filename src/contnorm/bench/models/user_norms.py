@@ -10,41 +10,25 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import inspect
-from collections.abc import Mapping
-from dataclasses import replace
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from contnorm.bench.components import code_hash, definition_hash, is_user_code, load_component, user_code_error
+from contnorm.bench.components import code_hash, definition_hash, is_user_code, load_component, user_code_errors
 from contnorm.bench.config.schema import NormConfig, Options, Scalar, resolve_options, unknown_key
 from contnorm.errors import UserError
 from contnorm.registry import (
     NORMS,
-    LayerFactory,
     NormInfo,
     accepts_any_option,
-    build_norm,
     describe_norm,
     find_norm,
     layer_parameters,
     norm_class,
 )
 
-__all__ = [
-    "built_in_name",
-    "find_run_norm",
-    "norm_code",
-    "own_norm_settings",
-    "resolve_norm_options",
-    "resolve_user_norm",
-]
-
 _PLACEMENT = ("device", "dtype")  # where a layer is created is not a setting
 _SET_ELSEWHERE = {"num_groups": "norm.groups", "momentum": "norm.momentum"}
 _SCALARS = (bool, int, float, str, NoneType)
-_PROBED_CHANNELS = 64  # usual numbers of groups divide it
-_NOT_CREATED = "it can't be created with a number of channels"
 
 
 def find_run_norm(config: NormConfig) -> tuple[NormInfo, int | None]:
@@ -54,19 +38,13 @@ def find_run_norm(config: NormConfig) -> tuple[NormInfo, int | None]:
         UserError: If user code can't be loaded, or is not a norm.
         ValueError: For an unknown name.
     """
-    if is_user_code(config.name):
-        return _load_norm(config.name, config.code), None
-    return find_norm(config.name)
-
-
-def _load_norm(name: str, code: str | None) -> NormInfo:
-    value: Any = load_component("norm", name, code)
+    if not is_user_code(config.name):
+        return find_norm(config.name)
+    value: Any = load_component("norm", config.name, config.code)
     if isinstance(value, NormInfo):
-        return value
-    try:
-        return describe_norm(value, name)
-    except Exception as error:  # the user's code raises errors of any type
-        raise user_code_error(error, f"norm {name!r}", _NOT_CREATED) from error
+        return value, None
+    with user_code_errors(f"norm {config.name!r}", "it can't be created with a number of channels"):
+        return describe_norm(value, config.name), None
 
 
 def built_in_name(layer: object) -> str | None:
@@ -102,35 +80,11 @@ def norm_code(name: str, code: str | None = None) -> str | None:
 
 
 def resolve_user_norm(config: NormConfig) -> NormConfig:
-    """Load a norm of the user, check a layer of it, and complete its own settings; other norms are not changed.
-
-    Raises:
-        UserError: If the norm can't be used: it can't be created, or it has no weight.
-    """
+    """Load a norm of the user and complete its own settings; other norms are not changed."""
     if not is_user_code(config.name) and not (config.name in NORMS and NORMS[config.name].layers):
         return config
     spec, _ = find_run_norm(config)
-    config = replace(config, options=resolve_norm_options(config, spec))
-    _check_layer(config, spec)
-    return config
-
-
-def _check_layer(config: NormConfig, spec: NormInfo) -> None:
-    dim = min(spec.layers)
-    groups = config.groups if isinstance(config.groups, int) else 4
-    channels = _PROBED_CHANNELS if not spec.grouped or _PROBED_CHANNELS % groups == 0 else 2 * groups
-    options = {**dict(config.options), **({"num_groups": groups} if spec.grouped else {})}
-    try:
-        layer: Any = build_norm(spec, channels, dim, options)
-    except Exception as error:  # as above
-        raise user_code_error(error, f"norm {config.name!r}", _NOT_CREATED) from error
-    shape = getattr(getattr(layer, "weight", None), "shape", None)
-    if "affine_parameters" not in spec.cannot and (shape is None or tuple(shape) != (channels,)):
-        what = "has no weight" if shape is None else f"has a weight of shape {tuple(shape)} for {channels} channels"
-        raise UserError(
-            f"norm {config.name!r}: its layer {type(layer).__name__} {what}; a norm has one value per channel in "
-            f"weight. If that is intended, declare cannot = {{'affine_parameters': 'the reason'}} in its class."
-        )
+    return dataclasses.replace(config, options=resolve_norm_options(config, spec))
 
 
 def resolve_norm_options(config: NormConfig, spec: NormInfo) -> Options:
@@ -151,61 +105,38 @@ def resolve_norm_options(config: NormConfig, spec: NormInfo) -> Options:
     if not spec.layers and not config.options:
         return ()
     factory = norm_class(spec, min(spec.layers) if spec.layers else 2)
-    parameters = _own_parameters(factory, spec)
-    requested = dict(config.options)
+    own, requested = own_norm_settings(spec), dict(config.options)
     for name, setting in _SET_ELSEWHERE.items():
         if name in requested:
             raise UserError(f"norm.{name}: is set with {setting}.")
-    further = {
-        name: value for name, value in requested.items() if name not in parameters and accepts_any_option(factory)
-    }
-    checked = replace(config, options=tuple((n, v) for n, v in config.options if n not in further))
-    component = type(spec.name, (), {"Settings": _settings_class(factory, parameters)})
-    if not parameters and checked.options:
+    further = {name: value for name, value in requested.items() if name not in own and accepts_any_option(factory)}
+    checked = dataclasses.replace(config, options=tuple((n, v) for n, v in config.options if n not in further))
+    if not own and checked.options:
         raise unknown_key(f"norm.{checked.options[0][0]}")
-    resolved = resolve_options("norm", checked, component) if parameters else ()
+    resolved: Options = ()
+    if own:
+        try:
+            hints = get_type_hints(vars(factory).get("__init__", factory) if isinstance(factory, type) else factory)
+        except (NameError, AttributeError):  # names that exist for type checkers only
+            hints = {}
+        fields = [(n, _scalar_type(hints.get(n), v), dataclasses.field(default=v)) for n, v in own.items()]
+        declared = dataclasses.make_dataclass("Settings", fields, frozen=True)
+        resolved = resolve_options("norm", checked, type(spec.name, (), {"Settings": declared}))
     if not spec.layers:
-        resolved = tuple((n, v) for n, v in resolved if n in requested and v != parameters[n].default)
+        resolved = tuple((n, v) for n, v in resolved if n in requested and v != own[n])
     return tuple(sorted((*resolved, *further.items())))
 
 
 def own_norm_settings(spec: NormInfo) -> dict[str, Scalar]:
-    """Return the own settings of a norm with their defaults.
+    """Return the own settings of a norm with their defaults: arguments with a default that a record can contain.
 
     Example:
         >>> own_norm_settings(NORMS["gn"])
         {'eps': 1e-05, 'affine': True}
     """
-    factory = norm_class(spec, min(spec.layers) if spec.layers else 2)
-    return {name: parameter.default for name, parameter in _own_parameters(factory, spec).items()}
-
-
-def _own_parameters(factory: LayerFactory, spec: NormInfo) -> dict[str, inspect.Parameter]:
-    """Return the arguments of a norm that are settings: those with a default that a record can contain."""
-    fields = {field.name for field in dataclasses.fields(NormConfig)}
-    parameters = {}
-    for name, parameter in layer_parameters(factory).items():
-        if name in (*_PLACEMENT, *_SET_ELSEWHERE) or name in spec.preset or not isinstance(parameter.default, Scalar):
-            continue
-        if name in fields:
-            raise UserError(
-                f"norm {spec.name!r}: norm.{name} is a setting of every norm, so its argument {name!r} needs another "
-                f"name."
-            )
-        parameters[name] = parameter
-    return parameters
-
-
-def _settings_class(factory: LayerFactory, parameters: Mapping[str, inspect.Parameter]) -> type:
-    try:
-        hints = get_type_hints(vars(factory).get("__init__", factory) if isinstance(factory, type) else factory)
-    except Exception:  # names that exist for type checkers only
-        hints = {}
-    fields = [
-        (name, _scalar_type(hints.get(name), parameter.default), dataclasses.field(default=parameter.default))
-        for name, parameter in parameters.items()
-    ]
-    return dataclasses.make_dataclass("Settings", fields, frozen=True)
+    parameters = layer_parameters(norm_class(spec, min(spec.layers) if spec.layers else 2))
+    others = (*_PLACEMENT, *_SET_ELSEWHERE, *spec.preset)
+    return {n: p.default for n, p in parameters.items() if n not in others and isinstance(p.default, Scalar)}
 
 
 def _scalar_type(hint: Any, default: Scalar) -> Any:
