@@ -191,7 +191,7 @@ def test_conversion_keeps_moments_and_options() -> None:
     cn.convert_norm(model, Renamed)
     assert type(model[0]) is Renamed and model[0].running_mean is mean
     assert (model[0].eps, model[0].momentum) == (1e-3, 0.3)
-    with pytest.raises(ValueError, match=r"can't convert '0' \(Renamed\).*overrides forward"):
+    with pytest.raises(ValueError, match="overrides forward"):
         cn.convert_norm(model, "bn")  # unknown to detect_norm
     cn.register_norm("renamed", Renamed)
     assert cn.summarize(model).rows[0].norm == "renamed"

@@ -46,13 +46,6 @@ def test_summary_marks_groups_that_are_layer_or_instance_norm() -> None:
     ]  # fmt: skip
 
 
-def test_wrong_number_of_groups_suggests_another() -> None:
-    model = nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm2d(48), nn.BatchNorm2d(80))
-    with pytest.raises(ValueError, match=r"'1' \(BatchNorm2d\).*num_groups=16,.*'auto'"):
-        cn.convert_norm(model, "cn")
-    cn.convert_norm(model, "cn", num_groups=16)
-
-
 # --- in the settings of a run ---------------------------------------------------------------------------------
 
 
