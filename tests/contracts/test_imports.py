@@ -34,7 +34,6 @@ WITHOUT_TORCH = [
     "contnorm.bench.streams.tasks",
     "contnorm.bench.data.registry",
     "contnorm.bench.data.multilabel",
-    "contnorm.diagnosis.result",
     "contnorm.cli.main",
     "contnorm.cli.data",
 ]
