@@ -15,18 +15,16 @@ import pytest
 from rich.console import Console
 
 from contnorm.bench.api import execution as running
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.engine.execute import execute, group_runs
-from contnorm.bench.engine.run import Event, Run, RunOptions
-from contnorm.bench.records import Store
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Event, RunOptions
+from contnorm.bench.records import Runs, Store
 from contnorm.cli.paper import run_recipe
 from contnorm.cli.tune import tune_recipe
 from contnorm.errors import UserError
 from contnorm.paper import lr_search
-from contnorm.paper.cells import cells_of, matches
+from contnorm.paper.cells import RecordIndex, cells_of, matches
 from contnorm.paper.lr_search import TuneOptions
 from contnorm.paper.recipe import find_recipe, recipe_names
-from contnorm.paper.recipe_runs import RecipeRecords
 from contnorm.paper.run import TableOptions
 from contnorm.paper.selection import RATES, RateResult, find_selection, read_selection
 from tests.cli.terminal import printed
@@ -81,10 +79,10 @@ def test_highest_mean_is_chosen_and_grid_is_written(root: Path, tmp_path: Path, 
     assert len(records) == 2 * 2 * 2 and {record.config.stream.part for record in records} == {"validate"}
     assert {len(record.matrix.correct) for record in records} == {3}  # the stream's first three tasks
     found = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own")
-    assert [one.where for one in found.rates] == [
+    assert [one.where for one in found.selected] == [
         {"stream": "split-cifar100", "strategy": "er", "norm": name} for name in ("none", "bn")
     ]
-    for one in found.rates:
+    for one in found.selected:
         acc = {
             rate: [
                 r.score("acc") for r in records if (r.config.norm.name, r.config.train.lr) == (one.where["norm"], rate)
@@ -92,7 +90,7 @@ def test_highest_mean_is_chosen_and_grid_is_written(root: Path, tmp_path: Path, 
             for rate in (0.01, 0.1)
         }
         assert one.lr == max(sorted(acc), key=lambda rate: fmean(acc[rate]))
-        assert [(tried.lr, tried.seeds, tried.diverged) for tried in one.grid] == [(0.01, 2, 0), (0.1, 2, 0)]
+        assert [(tried.lr, tried.seeds, tried.lost) for tried in one.grid] == [(0.01, 2, 0), (0.1, 2, 0)]
         # as it is written, to eight digits
         assert [tried.mean for tried in one.grid] == pytest.approx([fmean(acc[rate]) for rate in (0.01, 0.1)], abs=1e-5)
         mark = rf"er +{one.where['norm']} .*{fmean(acc[one.lr]):.2f} \+- [\d.]+ \*.* {one.lr:g}"
@@ -103,16 +101,16 @@ def test_grid_of_a_recipe_is_extended_and_refined_on_request(
     root: Path, tmp_path: Path, recipe: str, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fake score in place of ACC: BN is best at the lowest learning rate tried, no norm at 0.01."""
-    real = lr_search._rate_results
+    real = lr_search._results
 
-    def scored(grid: lr_search.RateGrid, records: RecipeRecords) -> list[RateResult]:
+    def scored(grid: lr_search.GridResult, index: RecordIndex, seeds: range) -> list[RateResult]:
         score = (lambda lr: -lr) if "bn" in grid.names[2] else (lambda lr: -abs(lr - 0.01))
-        return [replace(one, mean=score(one.lr)) for one in real(grid, records)]
+        return [replace(one, mean=score(one.lr)) for one in real(grid, index, seeds)]
 
-    monkeypatch.setattr(lr_search, "_rate_results", scored)
+    monkeypatch.setattr(lr_search, "_results", scored)
     options = wanted(root, tmp_path, rates=(0.003, 0.01, 0.03), seeds=1, extensions=2, refine="around")
     assert tune_recipe(recipe, options, console) == 0
-    found = {one.where["norm"]: one for one in read_selection(tmp_path / "runs/selected/own.toml", "own").rates}
+    found = {one.where["norm"]: one for one in read_selection(tmp_path / "runs/selected/own.toml", "own").selected}
     assert [one.lr for one in found["bn"].grid] == [0.0003, 0.0005, 0.001, 0.003, 0.01, 0.03]
     assert [one.lr for one in found["none"].grid] == [0.003, 0.005, 0.01, 0.02, 0.03]
     assert found["bn"].lr == 0.0003 and found["none"].lr == 0.01
@@ -128,17 +126,9 @@ def test_archive_is_extended_only_by_its_records(tmp_path: Path, console: Consol
         extensions=5, refine="between",
     )  # fmt: skip
     assert tune_recipe("table2", options, console) == 0
-    (one,) = read_selection(tmp_path / "out.toml", "table2").rates
-    full = {tuple(rate.where.items()): rate for rate in read_selection(SELECTED, "table2").rates}
+    (one,) = read_selection(tmp_path / "out.toml", "table2").selected
+    full = {tuple(rate.where.items()): rate for rate in read_selection(SELECTED, "table2").selected}
     assert {rate.lr for rate in one.grid} <= set(RATES) and one.lr == full[tuple(one.where.items())].lr
-
-
-def test_finished_runs_are_not_repeated(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
-    options = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], rates=(0.01, 1e30), seeds=1)
-    tune_recipe(recipe, options, console)
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
-    assert tune_recipe(recipe, options, console) == 0
-    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json")}
 
 
 def test_rate_with_diverged_run_is_not_chosen(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
@@ -146,8 +136,8 @@ def test_rate_with_diverged_run_is_not_chosen(root: Path, tmp_path: Path, recipe
     options = wanted(root, tmp_path, only=["strategy=er", "norm=none"], rates=(0.01, 1e30))
     assert tune_recipe(recipe, options, console) == 0
     assert "2 of 2 diverged" in printed(console) and "the highest mean without a diverged run" in printed(console)
-    (one,) = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own").rates
-    assert one.lr == 0.01 and [(tried.seeds, tried.diverged) for tried in one.grid] == [(2, 0), (0, 2)]
+    (one,) = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own").selected
+    assert one.lr == 0.01 and [(tried.seeds, tried.lost) for tried in one.grid] == [(2, 0), (0, 2)]
     stored = Store(tmp_path / "runs").load_all()
     assert len(stored.records) == 2 and len(stored.diverged) == 2
 
@@ -173,7 +163,6 @@ def test_stop_keeps_runs_and_chooses_nothing(
 
     monkeypatch.setattr(running, "execute", stopped_in_the_second)
     assert tune_recipe(recipe, options, console) == 130
-    assert "runs are missing, so no learning rate is chosen yet" in printed(console)
     assert not (tmp_path / "runs" / "selected").exists()
     monkeypatch.undo()
     (first,) = (tmp_path / "runs").rglob("[01].json")
@@ -218,17 +207,7 @@ def test_later_selection_keeps_other_cells(root: Path, tmp_path: Path, recipe: s
         options = wanted(root, tmp_path, only=["strategy=er", f"norm={norm}"], rates=(rate,), seeds=1)
         tune_recipe(recipe, options, console)
     found = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own")
-    assert [(one.where["norm"], one.lr) for one in found.rates] == [("none", 0.1), ("bn", 0.01)]
-
-
-def test_test_tasks_are_refused(root: Path, tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_test_tasks(cell, rate, wanted, root):  # type: ignore[no-untyped-def]
-        return lr_search.config_of(cell, root, {"stream": {"part": "learn"}, "train": {"lr": rate}})
-
-    monkeypatch.setattr(lr_search, "_on_validation", on_test_tasks)
-    with pytest.raises(RuntimeError, match=r"a run on stream\.part=learn of split-cifar100, not on validation tasks"):
-        tune_recipe(recipe, wanted(root, tmp_path), Console(file=io.StringIO()))
-    assert not (tmp_path / "runs").exists()
+    assert [(one.where["norm"], one.lr) for one in found.selected] == [("none", 0.1), ("bn", 0.01)]
 
 
 def test_smoke_test_chooses_nothing(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
@@ -237,47 +216,20 @@ def test_smoke_test_chooses_nothing(root: Path, tmp_path: Path, recipe: str, con
     assert "no learning rate is chosen" in printed(console) and not (tmp_path / "runs" / "selected").exists()
 
 
-def grids_of(name: str, options: TuneOptions) -> tuple[list[lr_search.RateGrid], RecipeRecords, RunOptions]:
-    environment = lr_search._environment(options)
-    records = RecipeRecords(Store(environment.runs), range(options.seeds))
-    return lr_search._grids(find_recipe(name), options, records, environment.data_root), records, environment
-
-
 @pytest.mark.parametrize("name", ["table2", "table8", "table9", "table10", "table12"])
 def test_grids_use_validation_tasks(name: str, root: Path, tmp_path: Path) -> None:
-    """The protocol's grid: five learning rates of one norm and strategy, in a row; all else is the table's own."""
+    """The protocol's grid: five learning rates of one norm and strategy; all else is the table's own."""
     recipe = find_recipe(name)
-    only = ["stream=split-cifar100"]
-    options = TuneOptions(only=only, data_root=root, runs=tmp_path)
-    grids, records, _ = grids_of(name, options)
-    jobs = [job for grid in grids for job in records.jobs(grid.configs.values())]
-    assert all(job.config.stream.part == "validate" and job.config.stream.tasks is None for job in jobs)
-    assert len(jobs) == 15 * len(grids) == len(set(jobs))
+    options = TuneOptions(only=["stream=split-cifar100"], data_root=root, runs=tmp_path)
+    grids = lr_search._grids(recipe, options, root, RecordIndex(Runs([])))
     for grid in grids:
-        assert tuple(grid.configs) == RATES
-        (config,) = {but_for_the_rate(job) for job in records.jobs(grid.configs.values())}
-        assert (config.train.batch, config.train.replay, config.strategy.alpha, config.strategy.beta) == (
-            10,
-            10,
-            0.2,
-            0.5,
-        )
-    places = {(c.place["stream"], c.place["strategy"], c.norm.strip("*")) for c in cells_of(recipe)}
-    assert len(grids) == len({place for place in places if place[0] == "split-cifar100"})
-
-
-def but_for_the_rate(job: Run) -> RunConfig:
-    return replace(job.config, train=replace(job.config.train, lr=1.0))
-
-
-def test_gpu_runs_a_grid_in_one_graph(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # nothing is run there
-    options = TuneOptions(only=["stream=split-cifar100"], execution=RunOptions("cuda"), data_root=root, runs=tmp_path)
-    grids, records, environment = grids_of("table2", options)
-    by_grid = [records.jobs(grid.configs.values()) for grid in grids]
-    jobs = [job for some in by_grid for job in some]
-    groups = group_runs(jobs, environment.lane_count)
-    assert [list(group) for group in groups] == by_grid and {len(group) for group in groups} == {15}
+        assert tuple(grid.configs) == RATES and len(set(grid.configs.values())) == len(RATES)
+        assert {(config.stream.part, config.stream.tasks) for config in grid.configs.values()} == {("validate", None)}
+        (config,) = {replace(config, train=replace(config.train, lr=1.0)) for config in grid.configs.values()}
+        sizes = config.train.batch, config.train.replay, config.strategy.alpha, config.strategy.beta
+        assert sizes == (10, 10, 0.2, 0.5)
+    cells = [cell for cell in cells_of(recipe) if cell.place["stream"] == "split-cifar100"]
+    assert len(grids) == len({(cell.place["strategy"], cell.norm.strip("*")) for cell in cells}), "schedules too"
 
 
 def test_grid_continues_in_recorded_precision(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
@@ -298,25 +250,15 @@ def test_package_selection_equals_its_records(tmp_path: Path, console: Console) 
     assert "split-cifar100 derpp brn scaled" in printed(console) and "3 of 3 diverged" in printed(console)
 
 
-def test_selection_distinguishes_schedules(root: Path, tmp_path: Path) -> None:
-    """Batch renormalization is in the table twice, and is told apart."""
-    grids, *_ = grids_of(
-        "table2", TuneOptions(data_root=root, only=["stream=split-cifar100", "norm=brn"], runs=tmp_path)
-    )
-    assert sorted((g.where["strategy"], g.where["schedule"]) for g in grids) == [
-        (strategy, schedule) for strategy in ("derpp", "er") for schedule in ("own", "scaled")
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "more", "message"),
     [
         (
             "table1",
             {"only": []},
-            r"^tune table1: permuted-mnist has no validation tasks; split-cifar100 and split-mini-.*\[\[selected",
+            r"^tune table1: permuted-mnist has no validation tasks",
         ),
-        ("figure1", {"only": []}, "tune figure1: it has no runs. `contnorm tune` takes table2, "),
+        ("figure1", {"only": []}, "tune figure1: it has no runs"),
         ("table2", {"only": ["stream=split-mini-imagenet"]}, "table2 needs mini-imagenet, which is not under"),
         ("table2", {"only": ["norm=bm"]}, "--only norm=bm: .* norm is one of bn, brn"),
         ("table2", {"seeds": 0}, "--seeds 0: use 1 or more"),
@@ -337,7 +279,7 @@ def test_mistake_is_a_one_line_error(
 def test_package_selections_match_recipes() -> None:
     for name in recipe_names():
         found = find_selection(name)
-        for one in found.rates if found else ():
+        for one in found.selected if found else ():
             rates = [tried.lr for tried in one.grid]
             if find_recipe(name).ours:  # refined around the best of a grid, which may begin at a lower rate
                 assert len(rates) >= len(RATES) and one.lr in rates

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 # (N, C, G, positions), each with its reason.
 SHAPES = [
     pytest.param((6, 8, 2, ()), id="no positions"),
-    pytest.param((4, 64, 32, (32, 32)), id="as in a ResNet"),
+    pytest.param((3, 32, 16, (16, 16)), id="as in a ResNet"),
     pytest.param((3, 6, 3, (9, 11)), id="positions that are no multiple of lanes"),
     pytest.param((1, 8, 2, (50, 90)), id="one sample, several blocks and segments"),
     pytest.param((70, 4, 2, (5, 5)), id="more samples than tasks"),
@@ -300,11 +300,9 @@ def test_transforms_of_torch_use_torch_operators(training: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["auto", "cpp"])
-def test_compiled_layer_equals_eager(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpp, "SMALLEST", 1)
+def test_compiled_layer_equals_eager() -> None:
     torch._dynamo.reset()
-    layer = cn.CN(8, num_groups=4, kernel=kernel)  # type: ignore[arg-type]
+    layer = cn.CN(8, num_groups=4, kernel="cpp")
     x, dy, _, _ = draw((4, 8, 4, (6, 7)))
     eager, fast = x.clone().requires_grad_(), x.clone().requires_grad_()
     y = layer(eager)

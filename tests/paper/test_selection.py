@@ -1,9 +1,10 @@
-"""Learning rates that were chosen: what is written is read again, and a mistake in the file is told in one line."""
+"""Learning rates that were chosen: what is written is read again, and those of the package are of their records."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,38 +21,31 @@ from contnorm.paper.selection import (
     SelectedRate,
     Selection,
     best_rate,
-    covers,
     find_selection,
     parse_selection,
-    read_selection,
     selection_text,
     with_selection,
 )
 
 RECORDS = Path(__file__).resolve().parents[2] / "docs" / "records"
-GRID = (RateResult(0.01, 60.25, 1.5, 3), RateResult(0.1, 62.5, 0.5, 3), RateResult(0.3, 70.0, 0.1, 2, diverged=1))
-CHOSEN = SelectedRate(
-    {"stream": "split-cifar100", "strategy": "er", "norm": "brn", "schedule": "own"}, 0.1, "tf32", GRID
-)
-TEXT = selection_text(Selection("table2", (CHOSEN,)))
+GRID = (RateResult(0.01, 60.25, 1.5, 3), RateResult(0.1, 62.5, 0.5, 3), RateResult(0.3, 70.0, 0.1, 2, lost=1))
+WHERE = {"stream": "split-cifar100", "strategy": "er", "norm": "brn", "schedule": "own"}
+SELECTION = Selection("table2", (SelectedRate(WHERE, 0.1, "tf32", GRID),))
+TEXT = selection_text(SELECTION)
 
 
 def test_selection_round_trip() -> None:
-    assert parse_selection(TEXT, "table2", "x.toml") == Selection("table2", (CHOSEN,), "x.toml")
-    assert parse_selection(selection_text(Selection("table2")), "table2", "x.toml").rates == ()
-    gone = RateResult.of(1e-7, [], diverged=3)
-    (read,) = parse_selection(
-        selection_text(Selection("t", (SelectedRate({}, 1e-7, "fp32", (gone,)),))), "t", "x"
-    ).rates
-    assert read.lr == 1e-7 and math.isnan(read.grid[0].mean) and read.grid[0].diverged == 3
+    assert parse_selection(TEXT, "table2", "x.toml") == replace(SELECTION, path="x.toml")
+    gone = Selection("t", (SelectedRate({}, 1e-7, "fp32", (RateResult.of(1e-7, [], lost=3),)),))
+    (read,) = parse_selection(selection_text(gone), "t", "x").selected
+    assert read.lr == 1e-7 and math.isnan(read.grid[0].mean) and read.grid[0].lost == 3
 
 
 def test_selection_applies_to_matching_cells() -> None:
     """Batch renormalization with its published schedule, with ER: one cell of 32; the scaled one keeps the table's."""
-    selection = Selection("table2", (CHOSEN,))
-    cells = cells_of(with_selection(find_recipe("table2"), selection))
+    cells = cells_of(with_selection(find_recipe("table2"), SELECTION))
     got = [cell for cell in cells if cell.values["train"]["lr"] == 0.1]
-    assert got == [cell for cell in cells if covers(selection, cell)]
+    assert got == [cell for cell in cells if SELECTION.covers(cell)]
     assert [(c.place["stream"], c.place["strategy"], c.norm) for c in got] == [("split-cifar100", "er", "brn")]
 
 
@@ -68,27 +62,17 @@ def test_find_selection_uses_first_existing_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "place"),
     [
-        ('"table2"', '"table9"', r"x\.toml: is the selection of 'table9', not of 'table2'"),
-        ("precision", "precison", r"x\.toml: selected 1: unknown key 'precison'. Did you mean 'precision'"),
-        ('precision = "tf32"\n', "", r"x\.toml: selected 1: the key 'precision' is missing"),
-        ("norm =", "nrom =", r"x\.toml: selected 1: where: unknown key 'nrom'. Did you mean 'norm'"),
-        ("\nlr = 0.1", "\nlr = 0.2", r"x\.toml: selected 1: lr=0\.2 is not in its grid of 0\.01, 0\.1, 0\.3"),
-        ("mean = 60.25", 'mean = "high"', r"x\.toml: selected 1: grid 1: mean: 'high' must be a number"),
-        ("[[selected]]", "[selected]", r"x\.toml: selected=.* must be a list of tables"),
-        ("recipe =", "recipe", r"x\.toml: is not TOML"),
+        ('"table2"', '"table9"', "'table9'"),
+        ("precision", "precison", "selected 1 precison"),
+        ("norm =", "nrom =", "selected 1 where nrom"),
+        ("mean = 60.25", 'mean = "high"', "selected 1 grid 1 mean='high'"),
     ],
 )
-def test_mistake_is_a_one_line_error(old: str, new: str, message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
+def test_mistake_in_selection_is_found(old: str, new: str, place: str) -> None:
+    with pytest.raises(UserError, match=rf"x\.toml: .*{place}"):
         parse_selection(TEXT.replace(old, new, 1), "table2", "x.toml")
-    assert "\n" not in str(error.value)
-
-
-def test_missing_selection_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.toml: can't be read .* `contnorm tune` writes such a file"):
-        read_selection(tmp_path / "none.toml", "table2")
 
 
 @pytest.mark.slow
@@ -103,8 +87,8 @@ def test_refined_selection_is_that_of_its_records() -> None:
             scores[run_of(record.config)][record.config.train.lr].append(record.score("acc"))
         lost |= {(*run_of(run.config), str(run.config.train.lr)) for run in found.diverged}
     selection = find_selection("table2", refined=True)
-    assert selection is not None and len(selection.rates) == len(scores) == 16
-    for chosen in selection.rates:
+    assert selection is not None and len(selection.selected) == len(scores) == 16
+    for chosen in selection.selected:
         of = chosen.where
         key = (of["strategy"], of["norm"], "published" if of["schedule"] == "own" else of["schedule"])
         means = {lr: fmean(values) for lr, values in scores[key].items() if len(values) == 5}
@@ -118,7 +102,7 @@ def test_selection_of_the_panel_is_that_of_its_records() -> None:
     """The paper's norms as in the refined selection of Table 2; the others by the highest mean of three seeds."""
     selection, table2 = find_selection("panel"), find_selection("table2", refined=True)
     assert selection is not None and table2 is not None
-    kept = {(rate.where["strategy"], rate.where["norm"], rate.where["schedule"]): rate for rate in table2.rates}
+    kept = {(rate.where["strategy"], rate.where["norm"], rate.where["schedule"]): rate for rate in table2.selected}
     scores: dict[tuple[Any, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     others: dict[tuple[Any, ...], list[float]] = defaultdict(list)  # settings that are not in the grid of rates
     found = Store(RECORDS / "split-cifar100-panel-validation.jsonl.gz").load_all()
@@ -131,7 +115,7 @@ def test_selection_of_the_panel_is_that_of_its_records() -> None:
         else:
             scores[key][config.train.lr].append(record.score("acc"))
     new = 0
-    for chosen in selection.rates:
+    for chosen in selection.selected:
         of = chosen.where
         moments, frozen = of.get("moments", "running"), of.get("freeze_after", "own")
         key = (of["strategy"], of["norm"], moments, None if frozen == "own" else frozen)
@@ -142,7 +126,7 @@ def test_selection_of_the_panel_is_that_of_its_records() -> None:
         new += 1
         means = {lr: fmean(values) for lr, values in scores[key].items() if len(values) == 3}
         assert chosen.lr == min(means, key=lambda lr: (-means[lr], lr))
-        assert {one.lr: one.mean for one in chosen.grid if not one.diverged} == pytest.approx(means)
+        assert {one.lr: one.mean for one in chosen.grid if not one.lost} == pytest.approx(means)
         best = means[chosen.lr] + 1e-9
         assert all(fmean(values) <= best for other, values in others.items() if other[:4] == key), "a rate alone"
     assert new == 22 and not kept

@@ -12,7 +12,7 @@ from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.label_metrics import LabelMatrix, LabelStats
 from contnorm.bench.records import Store
-from contnorm.paper.cells import RecipeCell, cells_of, source_of
+from contnorm.paper.cells import RecipeCell, cells_of
 from contnorm.paper.recipe import Recipe
 from tests.committed_records import copy_run
 
@@ -40,7 +40,7 @@ def make_records(
     store = Store(root / recipe.name if recipe.alone else root)
     for number, cell in enumerate(cell for cell in cells_of(recipe) if only(cell)):
         values = merge_settings(cell.values, {"train": {"precision": precision}})
-        config = complete(values, source_of(cell))
+        config = complete(values, cell.source)
         if config.model.weights is not None:  # as a run fills it in
             config = replace(config, model=replace(config.model, weights_hash="0f" * 6))
         for seed in range(seeds):
@@ -71,7 +71,7 @@ def _content(cell: RecipeCell, seed: int, number: int, precision: str, layers: i
         "deterministic": True,
         "device": {"kind": "cuda", "name": "a card", "threads": 1},
         "versions": {"contnorm": "0.1.0", "torch": "2.11.0"},
-        "source": {"name": source_of(cell), "fingerprint": "f00d", **(source or {})},
+        "source": {"name": cell.source, "fingerprint": "f00d", **(source or {})},
         "commit": "c0ffee",
     }
 

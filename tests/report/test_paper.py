@@ -14,29 +14,22 @@ from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.records import Store, load_runs
 from contnorm.errors import UserError
-from contnorm.paper.cells import RecipeCell, cells_of, source_of
-from contnorm.paper.format import spread
-from contnorm.paper.published import find
+from contnorm.paper.cells import RecipeCell, cells_of
+from contnorm.paper.published import compare_published, find
 from contnorm.paper.recipe import find_recipe, parse_recipe
+from contnorm.paper.selection import CHOSEN as CHOSEN_TITLE
 from contnorm.paper.selection import (
+    FRESH,
+    ONE_FOR_ALL,
     RateResult,
     SelectedRate,
     Selection,
-    covers,
     find_selection,
     selection_text,
     with_selection,
 )
-from contnorm.report.paper import CHOSEN as CHOSEN_TITLE
-from contnorm.report.paper import (
-    FRESH,
-    ONE_FOR_ALL,
-    Section,
-    claims_document,
-    section_document,
-    sections_of,
-    table_title,
-)
+from contnorm.paper.tables import lines_of, spread
+from contnorm.report.paper import Section, claims_document, section_document, sections_of, table_title
 from contnorm.report.report import collect_report
 from contnorm.report.tables import markdown
 from tests.report.record_samples import make_records, six_settings
@@ -79,35 +72,23 @@ def text_of(section: Section) -> str:
 
 def test_records_of_any_precision_are_used(tmp_path: Path) -> None:
     section = only_section("table2", six_settings(tmp_path))
-    found = {
-        (one.cell.place["stream"], one.cell.norm): len(one.records)
-        for p in section.variants[0].parts
-        for one in p.measured
-        if one.records
-    }
+    (variant,) = section.variants
+    found = {(one.cell.place["stream"], one.cell.norm): len(one.records) for one in variant.cells if one.records}
     assert found == {("split-cifar100", "bn"): 5, ("split-cifar100", "cn32"): 5}
     assert {record.config.train.precision for record in section.records} == {"tf32"}
     assert section.command == "contnorm paper table2 --device cuda --precision tf32"
 
 
 def test_run_without_tasks_ahead_fills_a_cell_that_measures_them(tmp_path: Path) -> None:
-    recipe = find_recipe("table4")
-    cell = next(cell for cell in cells_of(recipe) if cell.place["norm"] == "bn")
-    ahead = complete(cell.values, source_of(cell))
+    cell = next(cell for cell in cells_of(find_recipe("table4")) if cell.place["norm"] == "bn")
+    ahead = complete(cell.values, cell.source)
     assert ahead.evaluate.ahead
-    short = replace(ahead, evaluate=replace(ahead.evaluate, ahead=False))
     counts = {"correct": [[8, None], [6, 9]], "total": [10, 10]}
+    short = replace(ahead, evaluate=replace(ahead.evaluate, ahead=False))
     Store(tmp_path).save(short, 0, {"matrix": counts, "matrix_task": counts})
-    section = only_section("table4", tmp_path)
-    part = section.variants[0].parts[0]
-    acc, fm = (line for line in part.lines if line.measured.cell.norm == "bn")
-    assert [*acc.values, *fm.values] == [75.0, 20.0]
-    (remark,) = [note for note in section.variants[0].remarks if "lower bound" in note]
-    assert cell.label in remark and "cn" not in remark
-    full = {"correct": [[8, 3], [6, 9]], "total": [10, 10]}
-    Store(tmp_path).save(ahead, 0, {"matrix": full, "matrix_task": full})
-    notes = only_section("table4", tmp_path).variants[0].remarks
-    assert not any("lower bound" in note for note in notes), "the run that measured them is preferred"
+    text = text_of(only_section("table4", tmp_path))
+    assert "| bn | ACC | 1 | 75.00 |" in text and "| bn | fm_mammoth | 1 | 20.00 |" in text
+    assert re.search(rf"lower bound: {cell.label}, [^,]* bn\.", text)
 
 
 @pytest.fixture
@@ -121,17 +102,14 @@ def chosen(tmp_path: Path) -> Section:
 
 def test_chosen_settings_are_a_second_variant(chosen: Section) -> None:
     same, best = chosen.variants
-    rates = [
-        [{r.config.train.lr for r in one.records.values()} for one in variant.parts[0].measured]
-        for variant in (same, best)
-    ]
+    rates = [[{r.config.train.lr for r in one.records.values()} for one in v.cells] for v in (same, best)]
     assert rates == [[{0.03}, {0.03}], [{0.03}, {0.1}]]
     assert (same.title, best.title) == (
         "The same settings for all norms",
         "Each norm with the settings the recipe has for it",
     ), "a recipe's own [[selected]] was written by hand, not chosen on validation tasks"
-    assert [variant.decided[0].cases[0].seeds for variant in (same, best)] == [3, 3], "pairs are the seeds both have"
-    assert len(best.parts[0].lines[1].values) == 5
+    assert [variant.claims[0].cases[0].seeds for variant in (same, best)] == [3, 3], "pairs are the seeds both have"
+    assert len(best.cells[1].records) == 5
 
 
 def test_tuned_settings_are_a_second_variant(tmp_path: Path) -> None:
@@ -141,31 +119,30 @@ def test_tuned_settings_are_a_second_variant(tmp_path: Path) -> None:
     grid = (
         RateResult(0.03, 60.0, 1.0, 3),
         RateResult(0.1, 62.0, 1.0, 3),
-        RateResult(0.3, math.nan, math.nan, 0, diverged=3),
+        RateResult(0.3, math.nan, math.nan, 0, lost=3),
     )
     selection = Selection("table10", (SelectedRate(where, 0.1, "fp32", grid),))
     (tmp_path / "selected").mkdir()
     (tmp_path / "selected" / "table10.toml").write_text(selection_text(selection))
     make_records(recipe, tmp_path, only=lambda cell: "cifar" in cell.place["stream"])
-    make_records(with_selection(recipe, selection), tmp_path, seeds=2, only=lambda cell: covers(selection, cell))
+    make_records(with_selection(recipe, selection), tmp_path, seeds=2, only=lambda cell: selection.covers(cell))
     section = only_section("table10", tmp_path)
     same, best = section.variants
-    assert len(same.parts) == 2
-    assert [(part.title, len(part.measured)) for part in best.parts] == [("split-cifar100, single", 1)]
+    assert [(one.cell.place["stream"], one.cell.norm) for one in best.cells] == [("split-cifar100", "cn32")]
+    assert same.unchosen == 0
     text = text_of(section)
     assert "| cn32, lr 0.03 | ACC | 3 |" in text and "| cn32, lr 0.1 | ACC | 2 |" in text
     assert "| split-cifar100 single cn 32 | fp32 | 60.00 +- 1.00 | [62.00 +- 1.00] | 3 lost |" in text
     assert best.title == "Each norm with the settings chosen on the validation tasks"
     assert "lost a seed, because its loss was no longer finite, does not count" in text
-    assert best.remarks[-1] == "Left out: the 7 cells for which no learning rate was chosen."
-    assert not any("Left out" in text for text in same.remarks)
+    assert text.count("Left out: the 7 cells for which no learning rate was chosen.") == 1
 
 
 def test_diverged_cell_is_not_shown_as_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(CHOSEN)
     recipe = parse_recipe("mine", CHOSEN, "mine.toml")
     make_records(recipe, tmp_path / "runs", only=lambda cell: cell.norm == "bn")
-    (lost,) = [complete(cell.values, source_of(cell)) for cell in cells_of(recipe) if cell.norm == "cn4"]
+    (lost,) = [complete(cell.values, cell.source) for cell in cells_of(recipe) if cell.norm == "cn4"]
     Store(tmp_path / "runs").save_diverged(lost, 0, "seed 0: the loss is nan.")
     section = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs")
     text = text_of(section)
@@ -182,16 +159,15 @@ def test_variant_without_runs_is_left_out(was_run: str, left: str, tmp_path: Pat
     recipe = parse_recipe("mine", CHOSEN, "mine.toml")
     make_records(recipe if was_run == "chosen" else replace(recipe, selected=()), tmp_path / "runs")
     (variant,) = only_section(str(tmp_path / "mine.toml"), tmp_path / "runs").variants
-    assert left in variant.title and all(one.records for part in variant.parts for one in part.measured)
+    assert left in variant.title and all(one.records for one in variant.cells)
 
 
 def test_text_table_has_our_score_the_papers_and_the_verdict(chosen: Section) -> None:
     text = text_of(chosen)
-    line = chosen.variants[1].parts[0].lines[1]
-    assert line.comparison is not None and line.comparison.interval is not None
-    ours = spread([record.score("acc") for record in line.measured.records.values()])
-    verdict = f"{line.comparison.difference:+.2f} | {line.comparison.interval} | {line.comparison.verdict}"
-    row = f"| cn4, lr 0.1 | ACC | 5 | {ours} | 75.00 +- 1.00 ? | {verdict} |"
+    scores = [record.score("acc") for record in chosen.variants[1].cells[1].records.values()]
+    comparison = compare_published(scores, 75.0, 1.0)
+    verdict = f"{comparison.difference:+.2f} | {comparison.interval} | {comparison.verdict}"
+    row = f"| cn4, lr 0.1 | ACC | 5 | {spread(scores)} | 75.00 +- 1.00 ? | {verdict} |"
     assert row in text.splitlines()
     assert "split-mnist er cn4 ACC: smudged" in text
     assert "each norm with the settings the recipe has for it" in text
@@ -215,7 +191,7 @@ def test_missing_runs_are_listed(tmp_path: Path) -> None:
 def save(root: Path, cell: RecipeCell, seeds: range, shift: float = 0.0) -> None:
     """Records of a cell: its norm's ACC and a little more with each seed; all else is equal."""
     store = Store(root)
-    config = complete(merge_settings(cell.values, {"train": {"precision": "tf32"}}), source_of(cell))
+    config = complete(merge_settings(cell.values, {"train": {"precision": "tf32"}}), cell.source)
     for seed in seeds:
         correct = round(1000 * (ACC[cell.place["norm"]] + shift + 0.02 * (seed * seed % 7)))
         matrix = {"correct": [[correct, None], [correct - 1000, correct]], "total": [100_000] * 2, "before": None}
@@ -251,9 +227,9 @@ def section(runs: Path) -> Section:
 def test_fresh_seeds_do_not_change_the_table_of_the_others(section: Section) -> None:
     one, fresh = section.variants
     assert one.title == ONE_FOR_ALL and fresh.title == f"{FRESH}, {CHOSEN_TITLE[0].lower()}{CHOSEN_TITLE[1:]}"
-    shown = {m.cell.norm: sorted(m.records) for part in one.parts for m in part.measured if m.records}
+    shown = {m.cell.norm: sorted(m.records) for m in one.cells if m.records}
     assert shown == {"bn": [0, 1, 2, 3, 4], "cn32": [0, 1, 2, 3, 4]}
-    shown = {m.cell.norm: sorted(m.records) for part in fresh.parts for m in part.measured if m.records}
+    shown = {m.cell.norm: sorted(m.records) for m in fresh.cells if m.records}
     assert shown == {norm: list(range(100, 116)) for norm in ("bn", "gn32", "cn32")}
 
 
@@ -320,7 +296,7 @@ def test_table_of_our_own_has_questions_and_selected_rates_only(runs: Path) -> N
 def test_timed_runs_are_read_from_the_folder_of_their_recipe(tmp_path: Path) -> None:
     make_records(find_recipe("table3"), tmp_path)
     section = only_section("table3", tmp_path)
-    lines = {line.measured.cell.norm: line for line in section.variants[0].parts[0].lines}
+    lines = {one.cell.norm: line for one in section.variants[0].cells for line in lines_of(section.recipe, one)}
     bn, cn = ([record.seconds["train"] for record in lines[norm].measured.records.values()] for norm in ("bn", "cn32"))
     assert lines["cn32"].values == pytest.approx([100 * (c / b - 1) for b, c in zip(bn, cn, strict=True)])
     assert set(lines["bn"].values) == {0.0} and lines["bn"].comparison is None, "no verdict on what can be no other"

@@ -45,8 +45,6 @@ ADVICE = {
     "UserCodeError": "Mend the code; the exception it raised is the `__cause__`. The run is not repeated until then.",
     "DivergedError": "Use a smaller learning rate or another norm. The runs are recorded as diverged and not repeated.",
     "RunInterrupted": "Call the same function again, or `contnorm.bench.resume`: it continues bit-exactly.",
-    "TableError": "Follow the message; `result` has the other runs.",
-    "TableInterrupted": "Call the same function again; `result` has what is finished.",
     "StopRun": "Raise it yourself in `on_task_done`, to stop or discard runs.",
     "GroupsError": "Use `suggestion`, or `num_groups='auto'`.",
     "NonFiniteMomentsError": "Check the batches for NaN and the model for divergence; `layer` names the first layer.",

@@ -46,8 +46,7 @@ from contnorm.cli.common import (
 )
 from contnorm.cli.show import load_selection
 from contnorm.errors import UserError
-from contnorm.paper.format import spread
-from contnorm.paper.record_remarks import digits_remarks
+from contnorm.paper.tables import digits_remarks, spread
 from contnorm.report.runs import GROUPS_SHOWN, divergence_lines, unknown_names
 
 HEADS = ("score", "A", "B", "B - A", "95 % interval")

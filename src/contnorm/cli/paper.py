@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,46 +14,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from contnorm import bench
 from contnorm import paper as api
 from contnorm.bench.config.schema import field_of
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
-from contnorm.bench.label_metrics import LABEL_SCORES
-from contnorm.bench.metrics import SCORES
 from contnorm.bench.sequential import MARGIN, MAX_SEEDS
 from contnorm.cli.common import console, print_error, print_lines, print_text, show_rows
 from contnorm.cli.options import run_options, takes_options
 from contnorm.errors import UserError
+from contnorm.paper.cells import MeasuredCell
 from contnorm.paper.claims import ClaimCase, ClaimResult, Evidence
-from contnorm.paper.data_table import ComparedData, compare_data
-from contnorm.paper.format import (
+from contnorm.paper.published import RUNS
+from contnorm.paper.recipe import Recipe, score_title
+from contnorm.paper.selection import TableVariant
+from contnorm.paper.tables import (
     case_numbers,
     case_outcome_text,
     claim_title,
+    forgetting_definitions,
+    lines_of,
+    named,
     no_interval_reason,
     not_run_text,
     paper_number,
     spread,
+    table_remarks,
     verdict_text,
-)
-from contnorm.paper.measured import MeasuredCell
-from contnorm.paper.published import RUNS
-from contnorm.paper.recipe import Recipe
-from contnorm.paper.record_remarks import LABEL_FORGETTING, data_remarks
-from contnorm.paper.scores import score_title
-from contnorm.paper.tables import (
-    MOST_NAMED,
-    Line,
-    data_part_remarks,
-    divergence_remarks,
-    lines_of,
-    precision_remarks,
-    renorm_remarks,
-    verdict_remarks,
 )
 
 if TYPE_CHECKING:
-    from contnorm.paper import TableOptions, TableResult, TableVariant
+    from contnorm.paper import TableOptions, TableResult
 
 SHOWN = (
     "stream",
@@ -65,7 +57,6 @@ SHOWN = (
     "setting",
     "labels",
 )  # dimensions that have a column
-COLUMNS = ("tasks", "shape", "train", "test", "classes")  # of the table of data sets
 
 
 @takes_options(
@@ -127,25 +118,17 @@ def paper(
 def run_recipe(name: str, options: TableOptions, console: Console) -> int:
     """Run the missing runs of a recipe, print the results next to the published ones, and return the exit code."""
     recipe = api.find_recipe(name)
-    if options.until_decided and recipe.kind in ("drawing", "data"):
-        raise UserError(f"--until-decided: {recipe.name} has no runs. Leave the option out.")
     print_text(f"{recipe.name}: {recipe.title}", console, "bold")
-    if recipe.kind == "drawing":
-        print_text("It is a drawing, and needs no runs: docs/figures/cubes-light.svg in the documentation.", console)
-        return 0
-    if recipe.kind == "data":
-        allow_missing = options.execution.allow_missing
-        rows = compare_data(recipe.streams, options.data_root, allow_missing=allow_missing, console=console)
-        show_data_table(rows, console)
+    if not recipe.runs:
+        print_text(recipe.note, console)
         return 0
     try:
         result = api.run_table(recipe, options, console=console)
-    except api.TableInterrupted as stopped:
-        if stopped.result is not None:
-            _show_result(stopped.result, options, console)
-        return 128 + stopped.signal
-    except api.TableError as error:
-        _show_result(error.result, options, console)
+    except (UserError, bench.RunInterrupted) as error:
+        with suppress(UserError):  # nothing is recorded, or the options are wrong
+            _show_result(api.read_table(recipe, options), options, console)
+        if isinstance(error, bench.RunInterrupted):
+            return 128 + error.signal
         raise
     _show_result(result, options, console)
     return 0
@@ -173,22 +156,20 @@ def _show_variant(variant: TableVariant, console: Console, modified: bool, optio
             show_curves(variant.recipe, variant.cells, console)
         else:
             show_table(variant.recipe, variant.cells, console, verdicts=not modified)
-    for line in divergence_remarks(variant.cells):
-        print_text(line, console)
-    missing = variant.missing
-    if len(missing) == len(variant.cells):
+    if variant.unchosen:
+        print_text(f"Left out: the {variant.unchosen} cells for which no learning rate was chosen.", console)
+    if len(variant.missing) == len(variant.cells):
         print_text("No run of this table is done.", console)
         return
-    if missing:
-        more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-        print_text(f"Not run: {', '.join(missing[:MOST_NAMED])}{more}.", console)
+    if variant.missing:
+        print_text(f"Not run: {named(variant.missing)}.", console)
     if modified and not options.until_decided:
         return
     if modified:
         print_text("The claims are decided for these runs, not for those of the recipe.", console)
     if options.only and variant.rule is not None:
         print_text("The claims are decided by all recorded cells, also those that --only leaves out.", console)
-    show_claims(variant.claims, console, complete=variant.complete)
+    show_claims(variant.claims, console, complete=not (variant.missing or options.only))
 
 
 def show_recipes(seeds: int, folder: Path | None, runs: Path, console: Console, only: str = "") -> None:
@@ -228,7 +209,12 @@ def show_table(recipe: Recipe, measured: Sequence[MeasuredCell], console: Consol
         rows.append(cells + (list(verdict_text(line.comparison)) if verdicts else []))
     show_rows(heads, rows, console, named=len(shown) + 1)
     console.print()
-    for text in _footer(recipe, measured, lines, verdicts):
+    notes = [*forgetting_definitions(list(recipe.scores.values())), *([recipe.note] if recipe.note else [])]
+    notes += table_remarks(recipe, measured, lines if verdicts else [])
+    if not verdicts:
+        what = "A smoke test, or changed settings: not comparable with the paper"
+        notes.append(f"{what}, so there are no verdicts on its numbers.")
+    for text in notes:
         print_text(text, console)
 
 
@@ -250,21 +236,6 @@ def _place(one: MeasuredCell, shown: Sequence[str]) -> list[str]:
     return [*("all" if place[key] is None else str(place[key]) for key in shown), one.cell.norm]
 
 
-def _footer(recipe: Recipe, measured: Sequence[MeasuredCell], lines: Sequence[Line], verdicts: bool) -> list[str]:
-    notes = [f"Forgetting is {name}." for name in recipe.scores.values() if name in SCORES and name.startswith("fm")]
-    notes += [LABEL_FORGETTING] if any(n in LABEL_SCORES and n.startswith("fm") for n in recipe.scores.values()) else []
-    notes += data_part_remarks(measured)
-    notes += [recipe.note] if recipe.note else []
-    notes += renorm_remarks(measured)
-    notes += precision_remarks(measured)
-    if not verdicts:
-        notes.append(
-            "A smoke test, or changed settings: not comparable with the paper, so there are no verdicts on its numbers."
-        )
-        return notes
-    return notes + verdict_remarks(recipe, lines)
-
-
 def show_curves(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console) -> None:
     """Print one row per score of a cell: the mean over seeds after each task."""
     shown = _dimensions(recipe, measured)
@@ -279,8 +250,7 @@ def show_curves(recipe: Recipe, measured: Sequence[MeasuredCell], console: Conso
     heads = [*shown, "norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
     show_rows(heads, rows, console, named=len(shown) + 2)
     console.print()
-    data = data_remarks(record for one in measured for record in one.records.values())
-    for text in [*([recipe.note] if recipe.note else []), *precision_remarks(measured), *data]:
+    for text in [*([recipe.note] if recipe.note else []), *table_remarks(recipe, measured, [])]:
         print_text(text, console)
 
 
@@ -304,22 +274,3 @@ def _case_text(case: ClaimCase, evidence: Evidence) -> str:
         return f"{first}{no_interval_reason(case)}: {case_outcome_text(case)}"
     kind = "" if case.is_ratio else "interval " if evidence == "staged" else "95 % interval "
     return f"{first}{kind}{interval}, {case.seeds} seeds: {case_outcome_text(case)}"
-
-
-def show_data_table(rows: Sequence[ComparedData], console: Console) -> None:
-    """Print one row per data set on disk, with the paper's value where it differs; then what is missing."""
-
-    def text(value: object) -> str:
-        return "x".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}"
-
-    shown = []
-    for row in rows:
-        if row.measured is not None:
-            pairs = {name: (getattr(row.measured, name), getattr(row.published, name)) for name in COLUMNS}
-            differing = [name for name, (ours, theirs) in pairs.items() if ours != theirs]
-            cells = [text(a) if a == b else f"{text(a)} ({text(b)})" for a, b in pairs.values()]
-            shown.append([row.measured.stream, *cells, f"differs in {', '.join(differing)}" if differing else "agrees"])
-    show_rows(("stream", *COLUMNS, "verdict"), shown, console)
-    notes = [row.missing for row in rows if row.missing]
-    notes += [f"{row.published.stream}: {row.published.flag}." for row in rows if row.published.flag]
-    print_lines(["Measured on disk; the paper's value is in brackets where it differs.", *notes], console)

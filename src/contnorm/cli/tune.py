@@ -23,7 +23,7 @@ from contnorm.errors import UserError
 from contnorm.paper.selection import RATES, RateResult
 
 if TYPE_CHECKING:
-    from contnorm.paper import GridResult, TuneOptions, TuneResult
+    from contnorm.paper.lr_search import GridResult, TuneOptions, TuneResult
 
 # Settings that can be given with a recipe.
 _OF_RECIPES = {
@@ -111,12 +111,8 @@ def tune_recipe(name: str, options: TuneOptions, console: Console) -> int:
     """Run the missing runs of all grids, print them and the chosen rates, and return the exit code."""
     try:
         result = paper.tune(name, options, console=console)
-    except paper.TableInterrupted as stopped:
-        _show(name, stopped.result, options, console)
+    except bench.RunInterrupted as stopped:
         return 128 + stopped.signal
-    except paper.TableError as error:
-        _show(name, error.result, options, console)
-        raise
     _show(name, result, options, console)
     return 0
 
@@ -130,10 +126,10 @@ def _show(name: str, result: TuneResult, options: TuneOptions, console: Console)
         best = grid.best if options.max_steps is None else None
         texts = {rate.lr: _rate_text(rate, rate is best, options.seeds) for rate in grid.rates}
         cells = [texts.get(lr, "") for lr in tried]  # extended searches have different rates
-        rows.append([*grid.grid.names, *cells, str(len(texts)), f"{best.lr:g}" if best else "none yet"])
+        rows.append([*grid.names, *cells, str(len(texts)), f"{best.lr:g}" if best else "none yet"])
     heads = ["stream", "strategy", "norm", *(f"lr {lr:g}" for lr in tried), "tried", "chosen"]
     show_rows(heads, rows, console, named=3)
-    precision = next(iter(result.grids[0].grid.configs.values())).train.precision
+    precision = next(iter(result.grids[0].configs.values())).train.precision
     print_text(
         f"ACC over {options.seeds} seeds, in {precision}; * is chosen: the highest mean without a diverged run.",
         console,
@@ -143,7 +139,7 @@ def _show(name: str, result: TuneResult, options: TuneOptions, console: Console)
         return
     for grid in result.grids:
         if note := _note(grid):
-            print_text(f"{' '.join(grid.grid.names)}: {note}", console)
+            print_text(f"{' '.join(grid.names)}: {note}", console)
     if result.path is not None:
         flags = f" --runs {shlex.quote(str(options.runs))}" if options.runs != Path("runs") else ""
         flags += f" --selected {shlex.quote(str(options.out))}" if options.out else ""
@@ -152,8 +148,8 @@ def _show(name: str, result: TuneResult, options: TuneOptions, console: Console)
 
 
 def _rate_text(rate: RateResult, best: bool, seeds: int) -> str:
-    if rate.diverged:
-        return f"{rate.diverged} of {seeds} diverged"
+    if rate.lost:
+        return f"{rate.lost} of {seeds} diverged"
     if not rate.seeds:
         return "-"
     spread = f" +- {rate.sd:.2f}" if rate.seeds > 1 else ""
@@ -168,7 +164,7 @@ def _note(grid: GridResult) -> str:
         return "runs are missing, so no learning rate is chosen yet."
     if best is None:
         return "every learning rate has a diverged run, so none is chosen."
-    ties = [rate for rate in grid.rates if rate is not best and not rate.diverged and rate.mean == best.mean]
+    ties = [rate for rate in grid.rates if rate is not best and not rate.lost and rate.mean == best.mean]
     if ties:
         return f"{', '.join(f'{rate.lr:g}' for rate in ties)} did as well; the smallest is chosen."
     if len(grid.rates) > 1 and best in (grid.rates[0], grid.rates[-1]):

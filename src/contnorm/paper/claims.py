@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 from contnorm.bench.comparison import chance_level
 from contnorm.bench.records import spread_over_seeds
@@ -31,32 +32,93 @@ from contnorm.bench.sequential import (
     with_chance,
 )
 from contnorm.bench.stats import Interval, PairedDifference, summarize_differences, variance_ratio_interval
-from contnorm.paper.cells import RecipeCell, cells_of
-from contnorm.paper.comparisons import DETERMINISTIC, CellComparison, comparison_key, comparisons_of
-from contnorm.paper.measured import MeasuredCell
-from contnorm.paper.recipe import Claim, Recipe
-from contnorm.paper.scores import drift_parts
+from contnorm.paper.cells import MeasuredCell, RecipeCell, cells_of, comparable, matches
+from contnorm.paper.published import PublishedNumber
+from contnorm.paper.recipe import Claim, Recipe, drift_parts
 
-__all__ = [
-    "FRESH",
-    "OUTCOMES",
-    "CaseOutcome",
-    "ClaimCase",
-    "ClaimResult",
-    "Evidence",
-    "Outcome",
-    "StagedRule",
-    "decide_claims",
-    "decided_comparisons",
-    "differences_of",
-    "has_margin",
-]
-
+DETERMINISTIC = ("parameters",)  # scores that are equal for all seeds, so that they need no interval
 CaseOutcome = Literal["holds", "does not hold", "equivalent", "undecided"]
 Outcome = Literal["holds", "holds in part", "equivalent", "does not hold", "undecided"]
-FRESH = f"Fresh seeds, from {FIRST_SEED} on"  # title of tables
-OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "equivalent", "does not hold", "undecided")
 Evidence = Literal["staged", "exploratory"]
+
+
+class CellComparison(NamedTuple):
+    """Cells that one case of a claim compares.
+
+    Attributes:
+        cell: The cell that the claim is about.
+        partner: The cell it is compared with; None if it is compared with a bound or with another score of its own, or
+            if the cells have none to compare with.
+        than: Selector of the partner; None if it needs none.
+    """
+
+    cell: RecipeCell
+    partner: RecipeCell | None = None
+    than: Mapping[Any, Any] | None = None
+
+    @property
+    def cells(self) -> tuple[RecipeCell, ...]:
+        """The one or two cells."""
+        return (self.cell,) if self.partner is None else (self.cell, self.partner)
+
+    @property
+    def stream(self) -> str:
+        """Name of the stream, whose comparisons are a family."""
+        return str(self.cell.place["stream"])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it lacks no partner."""
+        return self.partner is not None or self.than is None
+
+    @property
+    def label(self) -> str:
+        """Description of the cells: of the partner, the dimensions in which it differs, and its norm."""
+        if self.than is None or self.partner is None:
+            other = " ".join(map(str, (self.than or {}).values()))
+            return f"{self.cell.label} against {other}" if other else self.cell.label
+        a, b = self.cell.place, self.partner.place
+        keys = ("stream", "strategy", "forward", "buffer", "batch", "replay", "tasks", "labels")
+        differing = [str(b[key]) for key in keys if a[key] != b[key]]
+        differing += [] if differing and self.cell.norm == self.partner.norm else [self.partner.norm]
+        return f"{self.cell.label} against {' '.join(differing)}"
+
+
+def comparisons_of(claim: Claim, cells: Sequence[RecipeCell]) -> Iterator[CellComparison]:
+    """All comparisons of a claim among some cells; one without its partner if no cell matches a selector.
+
+    Example:
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> table9 = find_recipe("table9")
+        >>> [one.label for one in comparisons_of(table9.claims[0], cells_of(table9))][0]
+        'split-cifar100 er tasks 4 bn* against bn'
+    """
+    for cell in cells:
+        if not matches(cell.place, claim.cells):
+            continue
+        if claim.kind in ("under", "flat") or claim.than_score:
+            yield CellComparison(cell)
+        for than in claim.than:
+            partners: list[RecipeCell | None] = [partner for partner in cells if comparable(cell, partner, than)]
+            yield from (CellComparison(cell, partner, than) for partner in partners or [None])
+
+
+def published_values(recipe: Recipe, claim: Claim, comparison: CellComparison) -> tuple[PublishedNumber, ...]:
+    """Published numbers that a comparison is about, in the order of its cells; empty if one is not published.
+
+    Example:
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> table9 = find_recipe("table9")
+        >>> first = next(comparisons_of(table9.claims[0], cells_of(table9)))
+        >>> [number.mean for number in published_values(table9, table9.claims[0], first)]
+        [61.38, 60.14]
+    """
+    metrics = {score: metric for metric, score in recipe.scores.items()}
+    of = [(cell, claim.score) for cell in comparison.cells]
+    of += [(comparison.cell, claim.than_score)] if claim.than_score else []
+    numbers = [cell.published.get(metrics.get(score, "")) for cell, score in of]
+    known = tuple(number for number in numbers if number is not None and number.mean is not None)
+    return known if len(known) == len(of) and comparison.is_complete else ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +158,7 @@ class ClaimResult:
         cases: The claim for each cell or pair of cells.
         evidence: Whether it is decided by fresh seeds in stages, or by exploratory seeds.
         not_run: Descriptions of the cases that were left out because none of their cells was run.
+        decidable: Comparisons that fresh seeds can decide, those not run included, and whether each is decided.
     """
 
     claim: Claim
@@ -103,6 +166,7 @@ class ClaimResult:
     cases: tuple[ClaimCase, ...]
     evidence: Evidence = "exploratory"
     not_run: tuple[str, ...] = ()
+    decidable: tuple[tuple[CellComparison, bool], ...] = field(default=(), compare=False)
 
     @property
     def measured(self) -> bool:
@@ -135,24 +199,10 @@ class StagedRule:
     Attributes:
         margin: Largest difference in points that counts as equivalent.
         max_seeds: Largest number of seeds that undecided cases may get.
-        exploratory: Whether signs are decided by the procedure of Benjamini and Hochberg instead of Holm's, as in
-            tables of our own.
     """
 
     margin: float = MARGIN
     max_seeds: int = MAX_SEEDS
-    exploratory: bool = False
-
-    @classmethod
-    def of(cls, recipe: Recipe, margin: float = MARGIN, max_seeds: int = MAX_SEEDS) -> StagedRule:
-        """The rule for a recipe.
-
-        Example:
-            >>> from contnorm.paper.recipe import find_recipe
-            >>> StagedRule.of(find_recipe("table12")).exploratory, StagedRule.of(find_recipe("panel")).exploratory
-            (False, True)
-        """
-        return cls(margin, max_seeds, exploratory=recipe.ours)
 
 
 def decide_claims(
@@ -160,171 +210,167 @@ def decide_claims(
 ) -> tuple[ClaimResult, ...]:
     """Decide all claims of a recipe by fresh seeds; or show their numbers by exploratory seeds, without a rule.
 
+    In a table of our own, signs are decided by the procedure of Benjamini and Hochberg instead of Holm's.
+
     Args:
         recipe: The recipe.
         measured: Its cells with their records. For fresh seeds, cells that are not among them count as not run.
         rule: The rule for fresh seeds; None for exploratory seeds.
     """
+    cells = {one.cell: one for one in measured if one.records or rule is not None}
     if rule is not None:
-        places = {tuple(one.cell.place.items()) for one in measured}
-        absent = [cell for cell in cells_of(recipe) if tuple(cell.place.items()) not in places]
-        measured = [*measured, *(MeasuredCell(cell, {}) for cell in absent)]
-    else:
-        measured = [one for one in measured if one.records]
-    return tuple(decide_several(recipe.claims, measured, rule))
-
-
-def decide_several(
-    claims: Sequence[Claim], measured: Sequence[MeasuredCell], rule: StagedRule | None
-) -> Iterator[ClaimResult]:
-    """Decide some claims together, by the cells of their table; as `decide_claims`.
-
-    Cases of fresh seeds none of whose cells was run are listed in `ClaimResult.not_run` and do not count.
-    """
-    by_cell = {one.cell: one for one in measured}
-    compared = [(claim, list(comparisons_of(claim, list(by_cell)))) for claim in claims]
-    families = {} if rule is None else _families(compared, by_cell, rule)
-    for claim, comparisons in compared:
-        cases, not_run = [], []
-        for one in comparisons:
-            values = _Values(claim, one, by_cell)
-            if rule is not None and not any(by_cell[cell].run for cell in one.cells):
-                not_run.append(one.label)
-            elif rule is None or claim.score in DETERMINISTIC or claim.kind == "steadier":
-                cases.append(_exploratory_case(claim, one, values))
-            else:
-                cases.append(_staged_case(claim, one, values, families.get(one.stream), rule))
-        evidence: Evidence = "exploratory" if rule is None else "staged"
-        yield ClaimResult(claim, _overall(cases), tuple(cases), evidence, tuple(not_run))
-
-
-def decided_comparisons(
-    recipe: Recipe, measured: Sequence[MeasuredCell], rule: StagedRule
-) -> list[tuple[CellComparison, bool]]:
-    """Comparisons of a recipe's claims that seeds can decide, those not run included, and whether each is decided."""
-    by_cell = {one.cell: one for one in measured}
-    claims = [claim for claim in recipe.claims if claim.kind != "steadier"]
-    compared = [(claim, list(comparisons_of(claim, list(by_cell)))) for claim in claims]
-    families = _families(compared, by_cell, rule)
-    return [
-        (one, case.outcome != "undecided")
-        for claim, comparisons in compared
-        for one in comparisons
-        if one.is_complete and (values := _Values(claim, one, by_cell)).has_score
-        for case in [_staged_case(claim, one, values, families.get(one.stream), rule)]
+        places = {tuple(cell.place.items()) for cell in cells}
+        absent = (cell for cell in cells_of(recipe) if tuple(cell.place.items()) not in places)
+        cells |= {cell: MeasuredCell(cell, {}) for cell in absent}
+    compared = [
+        (
+            claim,
+            [_Comparison(claim, one, [cells[cell] for cell in one.cells]) for one in comparisons_of(claim, [*cells])],
+        )
+        for claim in recipe.claims
     ]
-
-
-def differences_of(
-    claim: Claim, comparison: CellComparison, measured: Mapping[RecipeCell, MeasuredCell]
-) -> dict[int, float]:
-    """The differences by seed that decide one case of a claim."""
-    return _Values(claim, comparison, measured).differences
+    families = {} if rule is None else _families([one for _, some in compared for one in some], rule, recipe.ours)
+    return tuple(_result(claim, comparisons, families, rule) for claim, comparisons in compared)
 
 
 @dataclass(frozen=True)
-class _Family:
-    """Comparisons of a table on one stream: their number, and the share of alpha at which signs are decided."""
+class _Comparison:
+    """A comparison with the records of its cells."""
 
-    size: int
-    share: float
-
-
-def _families(
-    compared: Sequence[tuple[Claim, Sequence[CellComparison]]],
-    cells: Mapping[RecipeCell, MeasuredCell],
-    rule: StagedRule,
-) -> dict[str, _Family]:
-    """Families by stream, of the comparisons that have a look."""
-    by_stream: dict[str, dict[Hashable, Verdict]] = {}
-    for claim, comparisons in compared:
-        if claim.score in DETERMINISTIC or claim.kind == "steadier":
-            continue
-        for one in comparisons:
-            verdict = _alone(claim, _Values(claim, one, cells), rule)
-            if verdict.looks:
-                by_stream.setdefault(one.stream, {})[comparison_key(claim, one)] = verdict
-    correction: Literal["holm", "benjamini-hochberg"] = "benjamini-hochberg" if rule.exploratory else "holm"
-    families = {stream: decide_family(some, correction=correction) for stream, some in by_stream.items()}
-    return {stream: _Family(len(some), next(iter(some.values())).share) for stream, some in families.items()}
-
-
-def _alone(claim: Claim, values: _Values, rule: StagedRule) -> Verdict:
-    return decide_differences(values.differences, margin=rule.margin, diverged=values.diverged)
-
-
-def _overall(cases: Sequence[ClaimCase]) -> Outcome:
-    outcomes = {case.outcome for case in cases}
-    if "does not hold" in outcomes:
-        return "does not hold"
-    if not outcomes or "undecided" in outcomes:
-        return "undecided"
-    if len(outcomes) > 1:
-        return "holds in part"
-    return "holds" if outcomes == {"holds"} else "equivalent"
-
-
-class _Values:
-    """The values of a comparison by seed."""
-
-    def __init__(self, claim: Claim, comparison: CellComparison, measured: Mapping[RecipeCell, MeasuredCell]) -> None:
-        self._claim = claim
-        self.cells = [measured[cell] for cell in comparison.cells]
-        self._lacks_partner = comparison.than is not None and comparison.partner is None
+    claim: Claim
+    of: CellComparison
+    cells: Sequence[MeasuredCell]
 
     @property
-    def pair(self) -> tuple[dict[int, float], dict[int, float]]:
-        """Score of the cell and of its partner, on all their seeds."""
-        ours = _defined(self.cells[0].values(self._claim.score))
-        return ours, _defined(self.cells[1].values(self._claim.score)) if len(self.cells) > 1 else {}
+    def is_staged(self) -> bool:
+        """Whether seeds decide it by looks."""
+        return self.claim.score not in DETERMINISTIC and self.claim.kind != "steadier"
 
     @property
+    def key(self) -> Hashable:
+        """Equal for comparisons of the same cells and scores, which share an interval."""
+        statistic = "change" if self.claim.kind == "flat" else "mean"
+        return (
+            frozenset(self.of.cells),
+            statistic,
+            frozenset({self.claim.score, self.claim.than_score or self.claim.score}),
+        )
+
+    @cached_property
+    def scores(self) -> list[dict[int, float]]:
+        """Score of the cell, and of its partner, on all their seeds."""
+        every = [one.values(self.claim.score) for one in self.cells]
+        return [{seed: value for seed, value in some.items() if not math.isnan(value)} for some in every]
+
+    @cached_property
     def differences(self) -> dict[int, float]:
         """Differences on shared seeds: from the partner, the other score, the first task or the limit; without NaN."""
-        claim = self._claim
-        if self._lacks_partner:
+        ours, first = self.scores[0], self.cells[0]
+        if not self.of.is_complete:
             return {}
-        if len(self.cells) == 1 and not claim.than_score and claim.kind == "flat":
-            return {seed: curve[-1] - curve[0] for seed, curve in self.cells[0].curves(claim.score).items()}
-        ours, theirs = self.pair
-        if len(self.cells) == 1:
-            limit = dict.fromkeys(ours, claim.limit)
-            theirs = self.cells[0].values(claim.than_score) if claim.than_score else limit
+        if len(self.cells) > 1:
+            theirs = self.scores[1]
+        elif self.claim.than_score:
+            theirs = first.values(self.claim.than_score)
+        elif self.claim.kind == "flat":
+            theirs = {seed: curve[0] for seed, curve in first.curves(self.claim.score).items()}
+        else:
+            theirs = dict.fromkeys(ours, self.claim.limit)
         differences = {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
         return {seed: value for seed, value in differences.items() if not math.isnan(value)}
-
-    @property
-    def diverged(self) -> set[int]:
-        """Seeds that have no pair because a run diverged."""
-        return {seed for one in self.cells for seed in one.diverged}
 
     @property
     def has_score(self) -> bool:
         """Whether runs may have the score: not if shared seeds lack it, as that of forgetting after one task."""
         return bool(self.differences) or not set.intersection(*(set(one.records) for one in self.cells))
 
-    @property
-    def not_run(self) -> list[str]:
-        """Labels of the cells without a run."""
-        return [one.cell.label for one in self.cells if not one.run]
+    def verdict(self, rule: StagedRule) -> Verdict:
+        """Verdict of the rule on this comparison alone."""
+        diverged = {seed for one in self.cells for seed in one.diverged}
+        return decide_differences(self.differences, margin=rule.margin, diverged=diverged)
 
 
-def _defined(scores: Mapping[int, float]) -> dict[int, float]:
-    return {seed: value for seed, value in scores.items() if not math.isnan(value)}
+def _families(comparisons: Sequence[_Comparison], rule: StagedRule, ours: bool) -> dict[str, tuple[int, float]]:
+    """Of each stream, the number of comparisons that have a look, and the share of alpha at which signs are decided."""
+    by_stream: dict[str, dict[Hashable, Verdict]] = {}
+    for one in comparisons:
+        if one.is_staged and (verdict := one.verdict(rule)).looks:
+            by_stream.setdefault(one.of.stream, {})[one.key] = verdict
+    decided = {
+        stream: decide_family(some, correction="benjamini-hochberg" if ours else "holm")
+        for stream, some in by_stream.items()
+    }
+    return {stream: (len(some), next(iter(some.values())).share) for stream, some in decided.items()}
 
 
-def _exploratory_case(claim: Claim, comparison: CellComparison, values: _Values) -> ClaimCase:
+def _result(
+    claim: Claim, comparisons: Sequence[_Comparison], families: Mapping[str, tuple[int, float]], rule: StagedRule | None
+) -> ClaimResult:
+    cases, not_run, decidable = list[ClaimCase](), list[str](), list[tuple[CellComparison, bool]]()
+    for one in comparisons:
+        run = rule is None or any(cell.run for cell in one.cells)
+        if not run:
+            not_run.append(one.of.label)
+        elif rule is None or not one.is_staged:
+            cases.append(_exploratory_case(one))
+        else:
+            cases.append(_staged_case(one, families.get(one.of.stream), rule))
+        if rule is not None and claim.kind != "steadier" and one.of.is_complete and one.has_score:
+            decidable.append((one.of, run and cases[-1].outcome != "undecided"))
+    outcomes = {case.outcome for case in cases}
+    outcome: Outcome = "holds in part"
+    if "does not hold" in outcomes:
+        outcome = "does not hold"
+    elif not outcomes or "undecided" in outcomes:
+        outcome = "undecided"
+    elif len(outcomes) == 1:
+        (outcome,) = outcomes
+    evidence: Evidence = "exploratory" if rule is None else "staged"
+    return ClaimResult(claim, outcome, tuple(cases), evidence, tuple(not_run), tuple(decidable))
+
+
+def _exploratory_case(one: _Comparison) -> ClaimCase:
     """An ordinary 95 % interval, which decides nothing; a score that is equal for all seeds needs no rule."""
-    what = comparison.label
-    if claim.kind == "steadier":
-        ours, theirs = values.pair
-        ratio = variance_ratio_interval(list(ours.values()), list(theirs.values())) if ours and theirs else None
-        return ClaimCase(what, min(len(ours), len(theirs)), "undecided", None, ratio, is_ratio=True)
-    differences = list(values.differences.values())
-    pair = summarize_differences(differences) if differences else None
+    if one.claim.kind == "steadier":
+        ours, theirs = (list(some.values()) for some in (*one.scores, {})[:2])
+        ratio = variance_ratio_interval(ours, theirs) if ours and theirs else None
+        return ClaimCase(one.of.label, min(len(ours), len(theirs)), "undecided", None, ratio, is_ratio=True)
+    pair = summarize_differences(list(one.differences.values())) if one.differences else None
     interval = pair.t if pair else None
-    outcome = _by_interval(claim, interval) if claim.score in DETERMINISTIC else "undecided"
-    return ClaimCase(what, len(differences), outcome, pair, interval)
+    outcome = _by_interval(one.claim, interval) if one.claim.score in DETERMINISTIC else "undecided"
+    return ClaimCase(one.of.label, len(one.differences), outcome, pair, interval)
+
+
+def _staged_case(one: _Comparison, family: tuple[int, float] | None, rule: StagedRule) -> ClaimCase:
+    claim, verdict = one.claim, one.verdict(rule)
+    if family is not None:  # whether a difference is within a margin is decided at alpha / size
+        size, share = family
+        verdict = decide_with(verdict, size, 1 / size if claim.kind in ("near", "flat") else share)
+    last = FIRST_SEED + (verdict.seeds or LOOKS[0])
+    counted = [value for seed, value in verdict.differences.items() if FIRST_SEED <= seed < last]
+    pair = summarize_differences(counted) if counted else None
+    outcome = _outcome(claim, verdict)
+    notes = []
+    if verdict.diverged:
+        notes.append(f"{verdict.diverged} of {verdict.seeds} seeds diverged{_at_chance(one, verdict)}")
+    if verdict.conflict:
+        notes.append("the intervals of two looks do not overlap, and the later one is left out")
+    if outcome == "undecided":
+        notes.append(_lacking(one, verdict, pair, rule))
+    shown = verdict.outcome if _has_margin(claim) else ""
+    return ClaimCase(one.of.label, len(counted), outcome, pair, verdict.interval, shown, "; ".join(notes))
+
+
+def _has_margin(claim: Claim) -> bool:
+    """Whether the margin of the rule applies to a claim: it is in points of a score, and a drift is a distance."""
+    return claim.kind == "above" and drift_parts(claim.score) is None
+
+
+def _outcome(claim: Claim, verdict: Verdict) -> CaseOutcome:
+    if not _has_margin(claim):
+        return _by_interval(claim, verdict.interval)
+    outcomes: dict[str, CaseOutcome] = {"higher": "holds", "lower": "does not hold", "equivalent": "equivalent"}
+    return outcomes.get(verdict.outcome.partition(",")[0], "undecided")
 
 
 def _by_interval(claim: Claim, interval: Interval | None) -> CaseOutcome:
@@ -340,54 +386,24 @@ def _by_interval(claim: Claim, interval: Interval | None) -> CaseOutcome:
     return "holds" if (interval.low > 0) == (claim.kind == "above") else "does not hold"
 
 
-def _staged_case(
-    claim: Claim, comparison: CellComparison, values: _Values, family: _Family | None, rule: StagedRule
-) -> ClaimCase:
-    verdict = _alone(claim, values, rule)
-    if family is not None:  # whether a difference is within a margin is decided at alpha / size
-        share = 1 / family.size if claim.kind in ("near", "flat") else family.share
-        verdict = decide_with(verdict, family.size, share)
-    last = FIRST_SEED + (verdict.seeds or LOOKS[0])
-    counted = [value for seed, value in verdict.differences.items() if FIRST_SEED <= seed < last]
-    pair = summarize_differences(counted) if counted else None
-    outcome = _outcome(claim, verdict)
-    notes = []
-    if verdict.diverged:
-        notes.append(f"{verdict.diverged} of {verdict.seeds} seeds diverged{_at_chance(claim, values, verdict)}")
-    if verdict.conflict:
-        notes.append("the intervals of two looks do not overlap, and the later one is left out")
-    if outcome == "undecided":
-        notes.append(_lacking(claim, values, verdict, pair, rule))
-    shown = verdict.outcome if has_margin(claim) else ""
-    return ClaimCase(comparison.label, len(counted), outcome, pair, verdict.interval, shown, "; ".join(notes))
-
-
-def _outcome(claim: Claim, verdict: Verdict) -> CaseOutcome:
-    if not has_margin(claim):
-        return _by_interval(claim, verdict.interval)
-    outcomes: dict[str, CaseOutcome] = {"higher": "holds", "lower": "does not hold", "equivalent": "equivalent"}
-    return outcomes.get(verdict.outcome.partition(",")[0], "undecided")
-
-
-def _at_chance(claim: Claim, values: _Values, verdict: Verdict) -> str:
+def _at_chance(one: _Comparison, verdict: Verdict) -> str:
     """The outcome if each diverged run counts as chance accuracy; empty if the score has no chance level."""
-    records = [record for one in values.cells for record in one.records.values()]
-    chance = chance_level(records[0], claim.score) if records and len(values.cells) == 2 else None
+    records = [record for cell in one.cells for record in cell.records.values()]
+    chance = chance_level(records[0], one.claim.score) if records and len(one.cells) == 2 else None
     if chance is None:
         return ""
-    ours, theirs = (
-        with_chance(scores, one.diverged, chance) for scores, one in zip(values.pair, values.cells, strict=True)
-    )
+    ours, theirs = (with_chance(some, cell.diverged, chance) for some, cell in zip(one.scores, one.cells, strict=True))
     differences = {seed: ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()}
     full = replace(verdict, differences=differences, without_pair=frozenset())
-    return f" (as chance accuracy: {_outcome(claim, decide_with(full, verdict.cases, verdict.share))})"
+    return f" (as chance accuracy: {_outcome(one.claim, decide_with(full, verdict.cases, verdict.share))})"
 
 
-def _lacking(claim: Claim, values: _Values, verdict: Verdict, pair: PairedDifference | None, rule: StagedRule) -> str:
+def _lacking(one: _Comparison, verdict: Verdict, pair: PairedDifference | None, rule: StagedRule) -> str:
     """What an undecided case lacks."""
-    if values.not_run:
-        return f"no fresh seeds of {' and '.join(values.not_run)}"
-    if not values.has_score:
+    claim = one.claim
+    if not_run := [cell.cell.label for cell in one.cells if not cell.run]:
+        return f"no fresh seeds of {' and '.join(not_run)}"
+    if not one.has_score:
         return f"{claim.score} has no value in these runs"
     if verdict.interval is None or pair is None:
         return f"{0 if pair is None else len(pair.differences)} of the {LOOKS[0]} seeds of the first look"
@@ -395,18 +411,8 @@ def _lacking(claim: Claim, values: _Values, verdict: Verdict, pair: PairedDiffer
     for seeds in (look for look in LOOKS if look > verdict.seeds):
         half = reach(std, rule.margin, verdict.cases, seeds).half_width
         interval = Interval(pair.mean - half, pair.mean + half)
-        within = has_margin(claim) and -rule.margin < interval.low and interval.high < rule.margin
+        within = _has_margin(claim) and -rule.margin < interval.low and interval.high < rule.margin
         if within or _by_interval(claim, interval) != "undecided":
             beyond = f", more than the limit of {rule.max_seeds}" if seeds > rule.max_seeds else ""
             return f"would need about {seeds} seeds, with this mean and spread{beyond}"
     return f"would need more than {LOOKS[-1]} seeds, with this mean and spread"
-
-
-def has_margin(claim: Claim) -> bool:
-    """Whether the margin of the rule applies to a claim: it is in points of a score, and a drift is a distance.
-
-    Example:
-        >>> has_margin(Claim("", "above", "acc")), has_margin(Claim("", "above", "drift_var_2"))
-        (True, False)
-    """
-    return claim.kind == "above" and drift_parts(claim.score) is None

@@ -14,48 +14,34 @@ from pathlib import Path
 from rich.console import Console
 
 from contnorm.atomic_files import write_atomically
+from contnorm.bench.api.execution import run_missing
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.config.sources import check_seeds
 from contnorm.bench.data.registry import data_root
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.grid import LineSearch, Refine
-from contnorm.bench.records import Store
-from contnorm.bench.streams.tasks import STREAMS, find_stream
-from contnorm.errors import UserError, usable
-from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of
-from contnorm.paper.measured import numerics_of, with_numerics
-from contnorm.paper.recipe import Recipe, find_recipe
-from contnorm.paper.recipe_runs import (
-    Execution,
-    RecipeRecords,
-    config_of,
-    is_present,
-    missing_data_message,
-    run_jobs,
-    selection_file,
-    selection_of,
-)
+from contnorm.bench.records import DIVERGED, Store
+from contnorm.bench.streams.tasks import find_stream
+from contnorm.errors import UserError
+from contnorm.paper.cells import RecipeCell, RecordIndex, cells_of, filter_cells, numerics_of, with_numerics
+from contnorm.paper.recipe import Dimension, Recipe, Selector, find_recipe
+from contnorm.paper.run import config_of, is_present, missing_data_message, selection_file, selection_of
 from contnorm.paper.selection import (
     RATES,
     RateResult,
     SelectedRate,
     Selection,
     best_rate,
-    merge_selections,
     read_selection,
     selection_text,
 )
 
-__all__ = ["RATES", "GridResult", "RateGrid", "TuneOptions", "TuneResult", "tune"]
-
 log = logging.getLogger("contnorm")
-
-GRID_KEYS = (
+GRID_KEYS: tuple[Dimension, ...] = (
     "stream", "strategy", "norm", "groups", "momentum", "schedule", "freeze_after", "layers", "buffer", "forward",
     "batch", "replay", "moments", "weights",
 )  # fmt: skip
 UNTUNED_MOMENTS = ("running", "oracle")  # evaluated with running moments in a search, which needs no past data
-TUNABLE = "`contnorm tune` takes table2, table8, table9, table10, table12, panel, and recipes of your own"
 
 
 @dataclass(frozen=True)
@@ -91,13 +77,23 @@ class TuneOptions:
     refine: Refine | None = None
 
 
-@dataclass(frozen=True)
-class RateGrid:
-    """Runs among which one learning rate is chosen, and the cells that it applies to."""
+@dataclass
+class GridResult:
+    """Learning rates among which one is chosen, and their results.
+
+    Attributes:
+        cell: One of the cells that the choice applies to.
+        where: Selects all of them.
+        seeds: Number of seeds that each learning rate must have.
+        configs: Settings of the runs by learning rate.
+        rates: Results of the learning rates.
+    """
 
     cell: RecipeCell
-    where: dict[str, object]
+    where: Selector
+    seeds: int
     configs: dict[float, RunConfig]
+    rates: list[RateResult] = field(default_factory=list)
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -106,19 +102,22 @@ class RateGrid:
         buffer = f" buffer {place['buffer']}" if place["buffer"] is not None else ""
         return place["stream"], f"{place['strategy']}{buffer}", self.cell.norm.replace("*", "")
 
-
-@dataclass(frozen=True)
-class GridResult:
-    """A grid with the results of its learning rates; ``seeds`` is the number of seeds that each must have."""
-
-    grid: RateGrid
-    rates: list[RateResult]
-    seeds: int
+    def config(self, rate: float, options: TuneOptions, root: Path) -> RunConfig:
+        """Settings of a run on all validation tasks, evaluated with running moments or the cell's own."""
+        train = {"lr": rate, "max_steps": options.max_steps, "precision": options.precision}
+        untuned = self.cell.place["moments"] in UNTUNED_MOMENTS
+        overrides = {
+            "stream": {"part": "validate", "tasks": None},
+            "train": {key: value for key, value in train.items() if value is not None},
+            "evaluate": {**({"moments": "running"} if untuned else {}), "drift": False},
+        }
+        config = config_of(self.cell, root, overrides)
+        return with_numerics(config, numerics_of(next(iter(self.configs.values())))) if self.configs else config
 
     @property
     def complete(self) -> bool:
         """Whether no run of the grid is missing."""
-        return all(rate.seeds + rate.diverged == self.seeds for rate in self.rates)
+        return all(rate.seeds + rate.lost == self.seeds for rate in self.rates)
 
     @property
     def best(self) -> RateResult | None:
@@ -155,190 +154,112 @@ def tune(recipe: str | Recipe, options: TuneOptions | None = None, *, console: C
         console: Terminal or notebook to show progress on; None for no output.
 
     Raises:
-        TableError: If runs failed; it has the result of the others.
-        TableInterrupted: If a signal stopped the runs, after they were saved; it has the result of the finished ones.
-        UserError: If no cell of the recipe can be tuned, or an option is invalid.
+        RunInterrupted: If a signal stopped the runs, after they were saved; the same call continues.
+        UserError: If runs failed, if no cell of the recipe can be tuned, or an option is invalid.
 
     Example:
         >>> tune("table2", TuneOptions(rates=[-1.0]))
         Traceback (most recent call last):
         contnorm.errors.UserError: rates -1.0: use learning rates above 0, such as 0.03,0.1.
     """
-    options = options or TuneOptions()
-    return _tune(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
-
-
-def _tune(recipe: Recipe, options: TuneOptions, console: Console | None) -> TuneResult:
-    _check(options)
-    environment = _environment(options)
-    records = RecipeRecords(Store(options.runs), range(options.seeds))
-    grids = _grids(recipe, options, records, environment.data_root)
-    searches = [_RateSearch(grid, options, environment.data_root) for grid in grids]
-    execution = Execution()
-    while configs := [config for search in searches for config in search.propose(records)]:
-        jobs = records.jobs(configs)
-        _refuse_test_tasks(jobs)
-        execution = run_jobs(jobs, environment, console)
-        if not all(search.record(records) for search in searches):
-            break
-    results = [GridResult(search.grid, _rate_results(search.grid, records), options.seeds) for search in searches]
-    result = _write(recipe, results, options)
-    execution.raise_with(result)
-    return result
-
-
-class _RateSearch:
-    """The search for the learning rate of one grid; `grid` gets the rates that are added."""
-
-    def __init__(self, grid: RateGrid, options: TuneOptions, root: Path) -> None:
-        self.grid, self._options, self._root = grid, options, root
-        self._line = LineSearch(grid.configs, extensions=options.extensions, refine=options.refine, name="rates")
-        self._numerics = numerics_of(next(iter(grid.configs.values())))
-
-    def propose(self, records: RecipeRecords) -> list[RunConfig]:
-        """Return the runs of the learning rates to try next. An archive is not extended by runs that it lacks."""
-        rates = self._line.propose()
-        configs = {rate: self.grid.configs.get(rate) or self._config(rate) for rate in rates}
-        if records.store.read_only:
-            first = self.grid.configs.keys()
-            configs = {rate: c for rate, c in configs.items() if rate in first or records.complete(c)}
-        self.grid = replace(self.grid, configs=dict(sorted({**self.grid.configs, **configs}.items())))
-        return list(configs.values())
-
-    def _config(self, rate: float) -> RunConfig:
-        return with_numerics(_on_validation(self.grid.cell, rate, self._options, self._root), self._numerics)
-
-    def record(self, records: RecipeRecords) -> bool:
-        """Record the results of all learning rates so far; returns whether none is missing."""
-        results = _rate_results(self.grid, records)
-        for result in results:
-            self._line.record(result.lr, result.mean if result.eligible else None)
-        return all(result.seeds + result.diverged == len(records.seeds) for result in results)
-
-
-def _check(options: TuneOptions) -> None:
+    recipe, options = find_recipe(recipe) if isinstance(recipe, str) else recipe, options or TuneOptions()
     check_seeds(options.seeds)
     if not options.rates or any(not 0 < rate < float("inf") for rate in options.rates):
         raise UserError(f"rates {','.join(map(str, options.rates))}: use learning rates above 0, such as 0.03,0.1.")
-
-
-def _environment(options: TuneOptions) -> RunOptions:
-    """Environment of the runs; by default a whole grid runs in parallel on a GPU."""
-    execution = options.execution
-    if execution.lanes is None and (execution.devices or execution.on_gpu):
+    execution, root = options.execution, data_root(options.data_root)
+    if execution.lanes is None and (execution.devices or execution.on_gpu):  # a whole grid in parallel
         execution = replace(execution, lanes=len(options.rates) * options.seeds)
-    return replace(execution, runs=options.runs, data_root=data_root(options.data_root))
-
-
-def _grids(recipe: Recipe, options: TuneOptions, records: RecipeRecords, root: Path) -> list[RateGrid]:
-    """One grid for each norm and strategy on a stream; prints what can't be tuned."""
-    if not cells_of(recipe):
-        raise UserError(f"tune {recipe.name}: it has no runs. {TUNABLE}.")
-    cells = _tunable(recipe, filter_cells(cells_of(recipe), options.only))
-    keys = _grid_keys(cells_of(recipe))
-    rates = sorted(set(options.rates))
-    grids: dict[object, RateGrid] = {}
-    for cell in cells:
-        configs = {rate: _on_validation(cell, rate, options, root) for rate in rates}
-        where = {key: "own" if cell.place[key] is None else cell.place[key] for key in keys}
-        grids.setdefault((tuple(where.items()), tuple(configs.values())), RateGrid(cell, where, configs))
-    every = [config for grid in grids.values() for config in grid.configs.values()]
-    numerics = records.choose_numerics(every, {"train": {"precision": options.precision}})
-    in_one_precision = [
-        replace(grid, configs={rate: with_numerics(config, numerics) for rate, config in grid.configs.items()})
-        for grid in grids.values()
+    execution = replace(execution, runs=options.runs, data_root=root)
+    seeds, index = range(options.seeds), RecordIndex(Store(options.runs).load_all())
+    grids = _grids(recipe, options, root, index)
+    searches = [
+        LineSearch(grid.configs, extensions=options.extensions, refine=options.refine, name="rates") for grid in grids
     ]
-    return _with_data(recipe, in_one_precision, records, root)
+    while True:
+        runs = list[Run]()
+        for grid, search in zip(grids, searches, strict=True):
+            for rate in search.propose():
+                config = grid.configs.get(rate) or grid.config(rate, options, root)
+                if (
+                    execution.store.read_only
+                    and rate not in grid.configs
+                    and len(index.records(config, seeds)) < len(seeds)
+                ):
+                    continue  # an archive is not extended by runs that it lacks
+                grid.configs[rate] = config
+                runs += [Run(config, seed) for seed in seeds]
+        if not runs:
+            break
+        run_missing(runs, execution, console)
+        index = RecordIndex(Store(options.runs).load_all())
+        for grid, search in zip(grids, searches, strict=True):
+            grid.rates = _results(grid, index, seeds)
+            for result in grid.rates:
+                search.record(result.lr, result.mean if result.eligible else None)
+        if not all(grid.complete for grid in grids):
+            break
+    return _write(recipe, grids, options)
 
 
-def _grid_keys(cells: Sequence[RecipeCell]) -> list[str]:
-    """Dimensions that tell the grids of a recipe apart; moments only if some cells are tuned with their own."""
-    keys = [key for key in GRID_KEYS if any(cell.place[key] is not None for cell in cells)]
-    if all(cell.place["moments"] in UNTUNED_MOMENTS for cell in cells):
-        keys.remove("moments")
-    return keys
-
-
-def _with_data(recipe: Recipe, grids: list[RateGrid], records: RecipeRecords, root: Path) -> list[RateGrid]:
-    """Grids whose data is present or that are fully recorded; prints what the others need."""
-    usable_grids, absent = [], set()
-    for grid in grids:
-        source = source_of(grid.cell)
-        if is_present(source, root) or all(map(records.complete, grid.configs.values())):
-            usable_grids.append(grid)
-        else:
-            absent.add(source)
-    messages = [missing_data_message(recipe, source, root) for source in sorted(absent)]
-    if not usable_grids:
-        raise UserError(" ".join(messages))
-    for line in messages:
-        log.warning(line)
-    return usable_grids
-
-
-def _tunable(recipe: Recipe, cells: Sequence[RecipeCell]) -> list[RecipeCell]:
-    """Cells whose stream has validation tasks."""
+def _grids(recipe: Recipe, options: TuneOptions, root: Path, index: RecordIndex) -> list[GridResult]:
+    """One grid for each norm and strategy on a stream; logs what can't be tuned."""
+    every = cells_of(recipe)
+    cells = filter_cells(every, options.only) if every else []
     without = dict.fromkeys(cell.place["stream"] for cell in cells if not find_stream(cell.place["stream"]).validation)
-    tunable = [cell for cell in cells if cell.place["stream"] not in without]
-    if not tunable:
-        able = " and ".join(sorted(spec.name for spec in STREAMS.values() if spec.validation))
-        raise UserError(
-            f"tune {recipe.name}: {' and '.join(without)} {'have' if len(without) > 1 else 'has'} no validation tasks; "
-            f"{able} have them. {TUNABLE} with those streams; for others, write learning rates under [[selected]] of a "
-            f"recipe of your own."
-        )
-    for stream in without:
-        log.warning(f"tune {recipe.name}: {stream} has no validation tasks and is skipped.")
-    return tunable
+    hint = "and is skipped; write learning rates for it under [[selected]] of a recipe of your own"
+    problems = [f"tune {recipe.name}: {stream} has no validation tasks, {hint}." for stream in without]
+    keys = [key for key in GRID_KEYS if any(cell.place[key] is not None for cell in every)]
+    if all(cell.place["moments"] in UNTUNED_MOMENTS for cell in every):
+        keys = [key for key in keys if key != "moments"]
+    grids: dict[object, GridResult] = {}
+    for cell in (cell for cell in cells if cell.place["stream"] not in without):
+        where: Selector = {key: "own" if cell.place[key] is None else cell.place[key] for key in keys}
+        grid = GridResult(cell, where, options.seeds, {})
+        grid.configs = {rate: grid.config(rate, options, root) for rate in sorted(set(options.rates))}
+        grids.setdefault((tuple(where.items()), tuple(grid.configs.values())), grid)
+    seeds, configs = range(options.seeds), [config for grid in grids.values() for config in grid.configs.values()]
+    if configs:
+        typed = {} if options.precision is None else {"precision": options.precision}
+        numerics = index.numerics(configs, seeds, typed)
+        for grid in grids.values():
+            grid.configs = {rate: with_numerics(config, numerics) for rate, config in grid.configs.items()}
+    usable = []
+    for grid in grids.values():
+        recorded = all(len(index.records(config, seeds)) == options.seeds for config in grid.configs.values())
+        if recorded or is_present(grid.cell.source, root):
+            usable.append(grid)
+        elif (message := missing_data_message(recipe, grid.cell.source, root)) not in problems:
+            problems.append(message)
+    if not usable:
+        raise UserError(" ".join(problems) or f"tune {recipe.name}: it has no runs.")
+    for line in problems:
+        log.warning(line)
+    return usable
 
 
-def _on_validation(cell: RecipeCell, rate: float, options: TuneOptions, root: Path) -> RunConfig:
-    """Configuration of a cell's run on all validation tasks, evaluated with running moments or the cell's own."""
-    train = {"lr": rate, "max_steps": options.max_steps, "precision": options.precision}
-    overrides = {
-        "stream": {"part": "validate", "tasks": None},
-        "train": {key: value for key, value in train.items() if value is not None},
-        "evaluate": {**({"moments": "running"} if cell.place["moments"] in UNTUNED_MOMENTS else {}), "drift": False},
-    }
-    return config_of(cell, root, overrides)
-
-
-def _refuse_test_tasks(jobs: Sequence[Run]) -> None:
-    """Guard: no learning rate is chosen on tasks that a table reports on."""
-    for job in jobs:
-        stream = job.config.stream
-        if stream.part != "validate" or not find_stream(stream.name).validation:
-            raise RuntimeError(f"tune: a run on stream.part={stream.part} of {stream.name}, not on validation tasks")
-
-
-def _rate_results(grid: RateGrid, records: RecipeRecords) -> list[RateResult]:
+def _results(grid: GridResult, index: RecordIndex, seeds: range) -> list[RateResult]:
     results = []
-    for rate, config in grid.configs.items():
-        seeds = sorted(records.store.seeds(config, records.seeds))
-        accuracies = [records.store.load_run(config, seed).score("acc") for seed in seeds]
-        results.append(RateResult.of(rate, accuracies, len(records.diverged(config))))
+    for rate, config in sorted(grid.configs.items()):
+        records = index.records(config, seeds).values()
+        accuracies = [record.score("acc") for record in records if record.status != DIVERGED]
+        results.append(RateResult.of(rate, accuracies, len(records) - len(accuracies)))
     return results
 
 
-def _write(recipe: Recipe, results: Sequence[GridResult], options: TuneOptions) -> TuneResult:
-    """Write the chosen rates, unless it is a smoke test."""
+def _write(recipe: Recipe, grids: Sequence[GridResult], options: TuneOptions) -> TuneResult:
+    """Write the chosen rates over those of the same file, unless it is a smoke test."""
     rates = [
-        SelectedRate(result.grid.where, best.lr, result.grid.configs[best.lr].train.precision, tuple(result.rates))
-        for result in results
-        if (best := result.best) is not None
+        SelectedRate(grid.where, best.lr, grid.configs[best.lr].train.precision, tuple(grid.rates))
+        for grid in grids
+        if (best := grid.best) is not None
     ]
     if not rates or options.max_steps is not None:
-        return TuneResult(recipe, results)
+        return TuneResult(recipe, grids)
     path = options.out or selection_file(recipe, options.runs)
-    selection = _over_old(Selection(recipe.name, tuple(rates)), path, recipe, options)
-    with usable(path, "it can't be written", "Use another file."):
-        write_atomically(path, selection_text(selection).encode())
-    return TuneResult(recipe, results, selection, path)
-
-
-def _over_old(selection: Selection, path: Path, recipe: Recipe, options: TuneOptions) -> Selection:
-    """Merge a new selection over the previous one: that of the same file, or the one `contnorm paper` would read."""
     old = read_selection(path, recipe.name) if path.is_file() else None
-    if old is None and options.out is None:
+    if old is None and options.out is None:  # the one that `contnorm paper` would read
         old = selection_of(recipe, options.runs)
-    return merge_selections(old, selection) if old is not None else selection
+    unchanged = [one for one in (old.selected if old else ()) if all(one.where != new.where for new in rates)]
+    selection = Selection(recipe.name, (*unchanged, *rates))
+    write_atomically(path, selection_text(selection).encode())
+    return TuneResult(recipe, grids, selection, path)

@@ -7,44 +7,51 @@ numbers have a flag.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from contnorm.bench.config.schema import show_value
+from pydantic import ConfigDict, Field, TypeAdapter
+
 from contnorm.bench.records import spread_over_seeds
 from contnorm.bench.stats import Interval, t_interval, welch_interval
-from contnorm.errors import UserError, unknown
-
-__all__ = [
-    "RUNS",
-    "DataRow",
-    "PublishedComparison",
-    "PublishedNumber",
-    "compare_published",
-    "data_rows",
-    "find",
-    "numbers_of_row",
-    "published",
-]
-
 
 RUNS = 5  # number of runs behind the paper's means and standard deviations
+Mean = Annotated[float, Field(ge=-1e12, le=1e12)]
+Deviation = Annotated[float, Field(ge=0, le=1e12)]  # its square must be finite
+Value = tuple[Mean | None] | tuple[Mean | None, Deviation | None] | tuple[Mean | None, Deviation | None, str]
 
 
-@dataclass(frozen=True)
-class PublishedNumber:
+@dataclass(frozen=True, kw_only=True)
+class PublishedPlace:
+    """Place of published numbers in a table.
+
+    Attributes:
+        dataset: The stream.
+        setting: ``"task"``, ``"class"``, ``"domain"`` or ``"free"``.
+        split: Group of classes, in the multi-label tables.
+    """
+
+    dataset: str
+    strategy: str
+    norm: str
+    groups: int | None = None
+    momentum: float | str | None = None
+    moments: str = "running"
+    buffer: int | None = None
+    setting: str | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedNumber(PublishedPlace):
     """One number of the paper.
 
     Attributes:
         table: Number of the table, as text.
-        dataset: The stream.
-        setting: ``"task"``, ``"class"``, ``"domain"`` or ``"free"``.
-        split: Group of classes, in the multi-label tables.
         metric: ``"acc"``, ``"fm"``, ``"la"``, ``"drift_mean_1"``, ``"extra_time"`` and so on.
         mean: None in tables that print only standard deviations.
         std: None if none is printed.
@@ -52,32 +59,32 @@ class PublishedNumber:
     """
 
     table: str
-    dataset: str
-    strategy: str
-    norm: str
-    groups: int | None
-    momentum: float | str | None
-    moments: str
-    buffer: int | None
-    setting: str | None
-    split: str | None
     metric: str
     mean: float | None
-    std: float | None
-    flag: str
-
-
-@dataclass(frozen=True)
-class DataRow:
-    """Row of the paper's Table 7: statistics of a data set."""
-
-    stream: str
-    tasks: int
-    shape: tuple[int, ...]
-    train: int
-    test: int
-    classes: int
+    std: float | None = None
     flag: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow(PublishedPlace):
+    """Row of a published table: by metric the mean, the standard deviation and a reason for doubt."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    values: Mapping[str, Value]
+
+    def numbers(self, table: str = "") -> Iterator[PublishedNumber]:
+        """The numbers of the row.
+
+        Example:
+            >>> row = PublishedRow(dataset="split-mnist", strategy="er", norm="bn", values={"acc": (90.1, 0.4)})
+            >>> [(number.metric, number.mean, number.std) for number in row.numbers()]
+            [('acc', 90.1, 0.4)]
+        """
+        place: dict[str, Any] = {key: value for key, value in vars(self).items() if key != "values"}
+        for metric, value in self.values.items():
+            numbers: dict[str, Any] = dict(zip(("mean", "std", "flag"), value, strict=False))
+            yield PublishedNumber(**place, table=table, metric=metric, **numbers)
 
 
 @cache
@@ -88,18 +95,9 @@ def published() -> tuple[PublishedNumber, ...]:
         >>> len(published())
         598
     """
-    return tuple(cell for table, rows in _raw()["tables"].items() for row in rows for cell in _cells(table, row))
-
-
-@cache
-def data_rows() -> tuple[DataRow, ...]:
-    """Rows of Table 7.
-
-    Example:
-        >>> data_rows()[0].stream, data_rows()[0].train
-        ('permuted-mnist', 10000)
-    """
-    return tuple(DataRow(**{**row, "shape": tuple(row["shape"])}) for row in _raw()["data"])
+    text = resources.files("contnorm.paper").joinpath("published.json").read_bytes()
+    tables = TypeAdapter(dict[str, list[PublishedRow]]).validate_json(text, strict=True)
+    return tuple(number for table, rows in tables.items() for row in rows for number in row.numbers(table))
 
 
 def find(**wanted: Any) -> list[PublishedNumber]:
@@ -109,75 +107,7 @@ def find(**wanted: Any) -> list[PublishedNumber]:
         >>> [cell.mean for cell in find(table="2", dataset="split-cifar100", strategy="er", norm="cn", metric="acc")]
         [67.48]
     """
-    known = [f.name for f in fields(PublishedNumber)]
-    for name in wanted:
-        if name not in known:
-            raise unknown("field of a published number", name, known)
-    return [cell for cell in published() if all(getattr(cell, name) == value for name, value in wanted.items())]
-
-
-def numbers_of_row(row: Mapping[str, Any], where: str) -> list[PublishedNumber]:
-    """Published numbers of a ``[[published]]`` row of a recipe.
-
-    Example:
-        >>> row = {"dataset": "split-mnist", "strategy": "er", "norm": "bn", "values": {"acc": [90.1, 0.4]}}
-        >>> [(cell.metric, cell.mean, cell.std) for cell in numbers_of_row(row, "own.toml")]
-        [('acc', 90.1, 0.4)]
-    """
-    known = [*NAMED, *OPEN, "setting", "moments", "values"]
-    for key in row:
-        if key not in known:
-            raise UserError(f"{where}: {unknown('key', key, known)}")
-    for key in (*NAMED, "values"):
-        if key not in row:
-            raise UserError(f"{where}: the key {key!r} is missing. There are: {', '.join(known)}.")
-    if not isinstance(row["values"], Mapping):
-        raise UserError(f"{where}: values={row['values']!r} must be a table such as {{ acc = [90.1, 0.4] }}.")
-    for metric, value in row["values"].items():
-        _check_number(value, f"{where}: values.{metric}={show_value(value)}")
-    return list(_cells("", row))
-
-
-def _check_number(value: Any, where: str) -> None:
-    """Check that a value is a mean, optionally followed by a standard deviation and a flag."""
-    numbers, doubt = (value[:2], value[2:]) if isinstance(value, list) else ([], [])
-    whole = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
-    if not numbers or not whole or len(doubt) > 1 or not all(isinstance(text, str) for text in doubt):
-        raise UserError(f"{where} must be [mean], [mean, std] or [mean, std, reason for doubt].")
-    if not all(abs(number) <= LARGEST for number in numbers) or any(std < 0 for std in numbers[1:]):
-        raise UserError(f"{where} must be numbers of at most {LARGEST:g}, with a standard deviation of 0 or more.")
-
-
-LARGEST = 1e12  # the square of a standard deviation must be finite
-
-NAMED = ("dataset", "strategy", "norm")
-
-OPEN = ("groups", "momentum", "buffer", "split")
-
-
-def _cells(table: str, row: Mapping[str, Any]) -> Iterator[PublishedNumber]:
-    optional: dict[str, Any] = {key: row.get(key) for key in OPEN}
-    required: dict[str, Any] = {key: row[key] for key in NAMED}
-    for metric, (mean, *rest) in row["values"].items():
-        std, flag = [*rest, None, ""][:2] if not rest else [*rest, ""][:2]
-        yield PublishedNumber(
-            table=table,
-            **required,
-            **optional,
-            moments=row.get("moments", "running"),
-            setting=row.get("setting"),
-            metric=metric,
-            mean=mean,
-            std=std,
-            flag=flag or "",
-        )
-
-
-@cache
-def _raw() -> dict[str, Any]:
-    text = resources.files("contnorm.paper").joinpath("published.json").read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
-    return content
+    return [one for one in published() if all(getattr(one, key) == wanted[key] for key in wanted)]
 
 
 Verdict = Literal["agrees", "above", "below", "none"]
@@ -221,27 +151,13 @@ def compare_published(values: Sequence[float], mean: float, std: float | None, r
     """
     ours, spread = spread_over_seeds(list(values))
     how: Literal["welch", "ours"] = "ours" if std is None else "welch"
-    why, interval = _no_interval_reason(values, spread, std), None
+    why = "the published std is 0" if std == 0 else ""  # without a spread an interval would have no width
+    if len(values) < 2 or math.isnan(spread) or spread == 0:
+        why = "one seed" if len(values) < 2 else "a seed has no value" if spread else "our seeds are all equal"
+    interval: Interval | None = None
+    verdict: Verdict = "none"
     if not why:
-        differences = [value - mean for value in values]
-        interval = t_interval(differences) if std is None else welch_interval(values, mean, std, runs)
-    return PublishedComparison(ours, spread, ours - mean, interval, _verdict(interval), how, why)
-
-
-def _no_interval_reason(values: Sequence[float], spread: float, std: float | None) -> str:
-    """Reason why no interval can be computed; empty if it can."""
-    if len(values) < 2:
-        return "one seed"
-    if math.isnan(spread):
-        return "a seed has no value"
-    if spread == 0:
-        return "our seeds are all equal"
-    return "the published std is 0" if std == 0 else ""
-
-
-def _verdict(interval: Interval | None) -> Verdict:
-    if interval is None:
-        return "none"
-    if interval.holds(0.0):
-        return "agrees"
-    return "above" if interval.low > 0 else "below"
+        interval = t_interval([v - mean for v in values]) if std is None else welch_interval(values, mean, std, runs)
+    if interval is not None:
+        verdict = "agrees" if interval.holds(0.0) else "above" if interval.low > 0 else "below"
+    return PublishedComparison(ours, spread, ours - mean, interval, verdict, how, why)

@@ -7,6 +7,7 @@ recipe's.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,47 +15,42 @@ from typing import Any
 
 from rich.console import Console
 
-from contnorm.bench.config.schema import RunConfig, from_dict
+from contnorm.bench.api.execution import run_missing
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
-from contnorm.bench.data.registry import SOURCES, data_root, location_of
-from contnorm.bench.engine.run import RunOptions, list_devices
-from contnorm.bench.records import Store
-from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule
+from contnorm.bench.data.registry import SOURCES, data_root, describe_layouts, find_layout, location_of
+from contnorm.bench.data.store import find_stored
+from contnorm.bench.engine.run import Run, RunOptions, list_devices
+from contnorm.bench.records import DIVERGED, Store
+from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule, looks_up_to
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
-from contnorm.paper.cells import RecipeCell, cells_of, filter_cells, source_of, unmatched_entries, unpaired_claims
-from contnorm.paper.claims import FRESH, ClaimResult, StagedRule, decide_claims
-from contnorm.paper.comparisons import comparisons_of
-from contnorm.paper.measured import MeasuredCell, Numerics, numerics_of, with_numerics
+from contnorm.paper.cells import (
+    MeasuredCell,
+    RecipeCell,
+    RecordIndex,
+    cells_of,
+    check_entries,
+    filter_cells,
+    numerics_of,
+    with_numerics,
+)
+from contnorm.paper.claims import CellComparison, StagedRule
 from contnorm.paper.published import RUNS
 from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
-from contnorm.paper.recipe_runs import (
-    Execution,
-    RecipeRecords,
-    config_of,
-    is_present,
-    missing_data_message,
-    run_jobs,
-    runs_folder,
-    selection_file,
-    selection_of,
-    sources_of,
+from contnorm.paper.selection import (
+    Selection,
+    TableVariant,
+    find_selection,
+    fresh_variant,
+    read_selection,
+    variants_of,
 )
-from contnorm.paper.selection import covers, with_selection
-from contnorm.paper.until_decided import EVERY_FRESH_SEED, StagedRuns, print_line, reach_lines
-
-__all__ = [
-    "RATE_CHOICES",
-    "RecipeStatus",
-    "TableOptions",
-    "TableResult",
-    "TableVariant",
-    "recipe_status",
-    "run_table",
-]
 
 log = logging.getLogger("contnorm")
 RATE_CHOICES = ("one", "best", "both")
+FRESH_SEEDS = range(FIRST_SEED, sys.maxsize)
 
 
 @dataclass(frozen=True)
@@ -94,55 +90,9 @@ class TableOptions:
     max_seeds: int = MAX_SEEDS
 
     @property
-    def seed_count(self) -> int:
-        """Number of exploratory seeds of a table."""
-        return RUNS if self.seeds is None else self.seeds
-
-    @property
     def modified(self) -> bool:
         """Whether the runs differ from the recipe's, so that they can't be compared with the paper."""
         return self.max_steps is not None or bool(self.settings)
-
-    @property
-    def assignments(self) -> list[Setting]:
-        """The settings that override the recipe's."""
-        if not isinstance(self.settings, Mapping):
-            return list(parse_assignments(self.settings))
-        return [Setting(f"settings[{key!r}]", key, value) for key, value in self.settings.items()]
-
-
-@dataclass(frozen=True)
-class TableVariant:
-    """A recipe's cells with one learning rate for all norms, or with one chosen for each.
-
-    Attributes:
-        title: Which learning rates it has; empty if there is only one variant.
-        recipe: The recipe, with the chosen learning rates if there are some.
-        cells: The cells, with their records once they are run.
-        rule: The staged rule that decides the claims, if the records are of fresh seeds; None for exploratory seeds.
-        others: With a rule, the cells that are not selected; they are not shown, but count for the claims.
-    """
-
-    title: str
-    recipe: Recipe
-    cells: Sequence[MeasuredCell]
-    rule: StagedRule | None = None
-    others: Sequence[MeasuredCell] = ()
-
-    @property
-    def claims(self) -> tuple[ClaimResult, ...]:
-        """The claims of the recipe, decided by the records of the cells."""
-        return decide_claims(self.recipe, [*self.cells, *self.others], self.rule)
-
-    @property
-    def missing(self) -> list[str]:
-        """Labels of the cells that were not run."""
-        return [one.cell.label for one in self.cells if not one.run]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every cell of the recipe was run."""
-        return not self.missing and len(self.cells) == len(cells_of(self.recipe))
 
 
 @dataclass(frozen=True)
@@ -166,16 +116,6 @@ class TableResult:
     problems: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The cells of one variant, before they are run, and for fresh seeds those that are not selected."""
-
-    title: str
-    recipe: Recipe
-    cells: list[RecipeCell]
-    others: list[RecipeCell] = field(default_factory=list)
-
-
 def run_table(
     recipe: str | Recipe, options: TableOptions | None = None, *, console: Console | None = None
 ) -> TableResult:
@@ -192,9 +132,9 @@ def run_table(
         variant has them, and its claims are decided by the staged rule.
 
     Raises:
-        TableError: If runs failed; it has the result of the others.
-        TableInterrupted: If a signal stopped the runs, after they were saved; it has the result of the finished ones.
-        UserError: If the recipe has no runs, an option is invalid, or no run is recorded.
+        RunInterrupted: If a signal stopped the runs, after they were saved; `read_table` has the finished ones.
+        UserError: If runs failed, after the others finished; if the recipe has no runs, an option is invalid, or no
+            run is recorded.
 
     Example:
         >>> import logging, tempfile; logging.getLogger("contnorm").setLevel("ERROR")
@@ -204,269 +144,290 @@ def run_table(
         >>> [len(cell.values("acc")) for variant in result.variants for cell in variant.cells]
         [1, 1]
     """
-    options = options or TableOptions()
-    return _run_table(find_recipe(recipe) if isinstance(recipe, str) else recipe, options, console)
+    table = _Table(recipe, options or TableOptions())
+    if table.options.until_decided:
+        _run_stages(table, console)
+    else:
+        _run_seeds(table, console)
+    return table.result()
 
 
-def _check_entries(recipe: Recipe) -> None:
-    """Raise a `UserError` for entries of a recipe that have no effect, which are mistakes."""
-    unmatched = unmatched_entries(recipe)
-    if unmatched:
-        more = f" ({len(unmatched) - 1} more entries too)" if len(unmatched) > 1 else ""
-        raise UserError(
-            f"{recipe.name}: {unmatched[0]} matches no cell of the table{more}. Cells are made of the streams, "
-            f"strategies, norms and buffers under [[runs]]."
-        )
-    if unpaired := unpaired_claims(recipe):
-        raise UserError(
-            f"{recipe.name}: {unpaired[0]} matches no cell that equals a cell of the claim in all other dimensions, so "
-            f"the claim can't be decided. Name the dimensions that differ."
-        )
+def read_table(recipe: str | Recipe, options: TableOptions | None = None) -> TableResult:
+    """Measure all cells of a table by the recorded runs alone, as `run_table` does after it has run the others.
+
+    Example:
+        >>> read_table("table1", TableOptions(runs=Path("no such folder"), data_root=Path()))
+        Traceback (most recent call last):
+        contnorm.errors.UserError: table1 needs mnist, which is not under .: put ...
+    """
+    return _Table(recipe, options or TableOptions()).result()
 
 
-def _run_table(recipe: Recipe, options: TableOptions, console: Console | None) -> TableResult:
-    _check_entries(recipe)
-    _check_options(options)
-    if recipe.kind == "waiting":
-        raise UserError(f"{recipe.name} {recipe.note}. The numbers of the paper are in contnorm.paper.published.")
-    if recipe.kind in ("drawing", "data"):
-        raise UserError(f"{recipe.name}: has no runs. Use `contnorm paper {recipe.name}`.")
-    table = _Table.of(recipe, options)
-    return _run_stages(table, console) if options.until_decided else _run_seeds(table, console)
-
-
-def _check_options(options: TableOptions) -> None:
-    check_seeds(options.seed_count)
-    check_rule(margin=options.margin, max_seeds=options.max_seeds)
-    if options.until_decided and options.seeds is not None:
-        raise UserError(
-            f"--seeds {options.seeds} and --until-decided contradict each other: seeds are added from {FIRST_SEED} on, "
-            f"in stages. Limit them with --max-seeds."
-        )
-
-
-@dataclass(frozen=True)
 class _Table:
-    """A recipe with its options, the environment of its runs and the store of its records."""
+    """A recipe with its options; reads the records of its runs."""
 
-    recipe: Recipe
-    options: TableOptions
-    environment: RunOptions
-    store: Store
-    typed: Mapping[str, Any]
+    def __init__(self, recipe: str | Recipe, options: TableOptions) -> None:
+        self.recipe, self.options = find_recipe(recipe) if isinstance(recipe, str) else recipe, options
+        if not self.recipe.runs:
+            raise UserError(f"{self.recipe.name} has no runs. {self.recipe.note}")
+        check_entries(self.recipe)
+        check_seeds(RUNS if options.seeds is None else options.seeds)
+        check_rule(margin=options.margin, max_seeds=options.max_seeds)
+        if options.until_decided and options.seeds is not None:
+            raise UserError("--seeds and --until-decided contradict each other. Limit the latter with --max-seeds.")
+        if options.lr not in RATE_CHOICES:
+            raise UserError(f"--lr: {unknown('choice', options.lr, RATE_CHOICES)}")
+        self.seeds = range(RUNS if options.seeds is None else options.seeds)
+        selected = filter_cells(cells_of(self.recipe), options.only)
+        self._places = {tuple(cell.place.items()) for cell in selected}
+        self.folder, self.root = runs_folder(self.recipe, options.runs), data_root(options.data_root)
+        flags = {"train.max_steps": options.max_steps, "train.precision": options.precision}
+        typed = [Setting(key, key, value) for key, value in flags.items() if value is not None]
+        if isinstance(options.settings, Mapping):
+            typed += [Setting(key, key, value) for key, value in options.settings.items()]
+        else:
+            typed += parse_assignments(options.settings)
+        self.typed = nest_settings(typed)
+        from_dict(self.typed)
 
-    @classmethod
-    def of(cls, recipe: Recipe, options: TableOptions) -> _Table:
-        store = Store(runs_folder(recipe, options.runs))
-        return cls(recipe, options, _environment(recipe, options), store, _typed_settings(options))
+    def run(self, runs: Sequence[Run], console: Console | None) -> None:
+        """Execute the missing ones of some runs; timed runs one at a time."""
+        execution = self.options.execution
+        if self.recipe.alone:
+            devices = None if execution.devices is None else list_devices(execution.devices)[:1]
+            execution = replace(execution, lanes=1, launcher=None, devices=devices)
+        if runs:
+            run_missing(runs, replace(execution, runs=self.folder, data_root=self.root), console)
 
-    def configs(self, cells: Iterable[RecipeCell]) -> dict[RecipeCell, RunConfig]:
-        return {cell: config_of(cell, self.environment.data_root, self.typed) for cell in cells}
+    def read(self) -> RecordIndex:
+        """The records so far."""
+        return RecordIndex(Store(self.folder).load_all())
 
-    def absent(self, configs: Iterable[RunConfig]) -> list[str]:
-        """Data sets that are not present."""
-        return [source for source in _sources(configs) if not is_present(source, self.environment.data_root)]
+    def exploratory(self, index: RecordIndex) -> tuple[list[TableVariant], dict[RecipeCell, RunConfig]]:
+        """The variants that the option ``lr`` selects, and the settings of their runs, all in one precision."""
+        selection = self._selection()
+        variants = variants_of(self.recipe, selection)
+        if selection is None:
+            variants = variants[-1:]
+        elif self.options.lr != "both" or self.recipe.ours:
+            variants = variants[:1] if self.options.lr == "one" else variants[1:]
+        variants = [replace(one, cells=self.selected(one.cells)) for one in variants]
+        return variants, self._configs([one.cell for variant in variants for one in variant.cells], index, self.seeds)
 
-    def missing_data(self, incomplete: Iterable[RunConfig]) -> list[str]:
-        """A message for each data set of the runs."""
-        return [
-            missing_data_message(self.recipe, source, self.environment.data_root) for source in _sources(incomplete)
-        ]
+    def fresh(self, index: RecordIndex) -> tuple[TableVariant, dict[RecipeCell, RunConfig]]:
+        """The variant of fresh seeds, and the settings of the runs of all its cells.
 
-    def result(
-        self, variants: Sequence[TableVariant], execution: Execution, missing: Sequence[str], problems: Sequence[str]
-    ) -> TableResult:
-        """Result of the runs.
+        The precision is that of the recorded fresh seeds, or of lower seeds if there are none.
+        """
+        selection = None if self.options.lr == "one" else self._selection(refined=True)
+        variant = fresh_variant(self.recipe, selection, StagedRule(self.options.margin, self.options.max_seeds))
+        cells = [one.cell for one in variant.cells]
+        configs = self._configs(cells, index, FRESH_SEEDS)
+        if not any(one.run for one in index.measure(configs, FRESH_SEEDS)):
+            configs = self._configs(cells, index, range(FIRST_SEED))
+        return variant, configs
+
+    def selected(self, cells: Iterable[MeasuredCell]) -> list[MeasuredCell]:
+        """The cells that the filters select."""
+        return [one for one in cells if tuple(one.cell.place.items()) in self._places]
+
+    def _configs(self, cells: Sequence[RecipeCell], index: RecordIndex, seeds: range) -> dict[RecipeCell, RunConfig]:
+        """Settings of the runs of some cells, in the precision of the table."""
+        if not cells:
+            raise UserError(f"no learning rate is chosen for these cells of {self.recipe.name}. Use --lr one.")
+        configs = {cell: config_of(cell, self.root, self.typed) for cell in cells}
+        numerics = index.numerics(configs.values(), seeds, self.typed.get("train"))
+        return {cell: with_numerics(config, numerics) for cell, config in configs.items()}
+
+    def _selection(self, *, refined: bool = False) -> Selection | None:
+        recipe, options = self.recipe, self.options
+        selection = selection_of(recipe, options.runs, options.selected, refined=refined)
+        if options.lr == "best" and selection is None:
+            raise UserError(
+                f"--lr best: no learning rates are chosen for {recipe.name}. Choose them with `contnorm tune "
+                f"{recipe.name}`, which writes {selection_file(recipe, options.runs)}, or pass a file with --selected."
+            )
+        return selection
+
+    def measure(
+        self, variant: TableVariant, configs: Mapping[RecipeCell, RunConfig], index: RecordIndex
+    ) -> TableVariant:
+        """A variant with its records; of fresh seeds, the cells that the filters leave out count for the claims."""
+        numerics = numerics_of(next(iter(configs.values())))
+        seeds = self.seeds if variant.rule is None else FRESH_SEEDS
+        cells = index.measure({one.cell: configs[one.cell] for one in variant.cells}, seeds, numerics)
+        shown = self.selected(cells)
+        return replace(variant, cells=shown, others=[one for one in cells if one not in shown])
+
+    def result(self) -> TableResult:
+        """The cells with their records.
 
         Raises:
-            TableError, TableInterrupted: If not all runs were executed.
             UserError: If no run is recorded.
         """
-        if not any(one.run for variant in variants for one in variant.cells):
-            if execution.stopped is not None:
-                execution.raise_with(None)
-            reasons = filter(None, [*problems, execution.failure, *missing])
-            raise UserError(" ".join(reasons) or f"no record under {self.store.root} can be read.")
+        index, options = self.read(), self.options
+        variants, lacking = list[TableVariant](), list[RunConfig]()
+        if not options.until_decided:
+            plans, configs = self.exploratory(index)
+            variants = [self.measure(plan, configs, index) for plan in plans]
+            lacking = [one for one in configs.values() if len(index.records(one, self.seeds)) < len(self.seeds)]
+        if options.until_decided or not options.modified:
+            plan, configs = self.fresh(index)
+            fresh = self.measure(plan, configs, index)
+            looked = (len(one.records) + len(one.diverged) >= LOOKS[0] for one in (*fresh.cells, *fresh.others))
+            if options.until_decided or any(looked):
+                variants.append(fresh)
+            if options.until_decided:
+                seeds = FRESH_SEEDS[: looks_up_to(options.max_seeds)[-1]]
+                undecided = [one for one, decided in decidable(fresh) if not decided]
+                wanted = [configs[cell] for one in undecided for cell in one.cells]
+                lacking = [one for one in wanted if len(index.records(one, seeds)) < len(seeds)]
+        missing = [missing_data_message(self.recipe, source, self.root) for source in self.absent(lacking)]
+        if not any(variant.run for variant in variants):
+            raise UserError(" ".join([*index.problems, *missing]) or f"no run under {self.folder} is of this table.")
+        notes, typed = list[str](), self.typed.get("stream", {}).get("source")
         cells = [one.cell for variant in variants for one in variant.cells]
-        notes = _other_data(cells, self.typed.get("stream", {}).get("source"))
-        result = TableResult(self.recipe, variants, self.options.modified, notes, missing, list(problems))
-        execution.raise_with(result)
-        return result
+        for source in dict.fromkeys(cell.source for cell in cells if cell.published):
+            if typed not in (None, source):
+                what = f"Our runs use {typed} instead of the recipe's {source}"
+                notes.append(f"{what}, so the published numbers can't be compared with them.")
+        return TableResult(self.recipe, variants, options.modified, notes, missing, index.problems)
+
+    def absent(self, configs: Iterable[RunConfig]) -> list[str]:
+        """Data sets of some runs that are not present."""
+        sources = dict.fromkeys(str(config.stream.source) for config in configs)
+        return [source for source in sources if not is_present(source, self.root)]
 
 
-def _run_seeds(table: _Table, console: Console | None) -> TableResult:
-    """Run the exploratory seeds of all variants; recorded fresh seeds are shown in a variant of their own."""
-    recipe, options = table.recipe, table.options
-    plans = _plans(recipe, options)
-    cells = [cell for plan in plans for cell in plan.cells]
-    if not cells:
-        raise UserError(
-            f"--lr {options.lr}: no learning rate is chosen for these cells of {recipe.name}. Use --lr one."
-        )
-    records = RecipeRecords(table.store, range(options.seed_count))
-    configs = table.configs(cells)
-    numerics = records.choose_numerics(list(configs.values()), table.typed)
-    usual = numerics_of(configs[cells[0]])
-    configs = {cell: with_numerics(config, numerics) for cell, config in configs.items()}
-    absent = table.absent(configs.values())
-    missing = table.missing_data(c for c in configs.values() if c.stream.source in absent and not records.complete(c))
-    jobs = records.jobs(config for config in configs.values() if config.stream.source not in absent)
-    _warn_of_precision(len(jobs) - records.finished(jobs), len(jobs), numerics, usual)
-    execution = run_jobs(jobs, table.environment, console)
-    variants = [
-        TableVariant(plan.title, plan.recipe, records.measured({cell: configs[cell] for cell in plan.cells}, numerics))
-        for plan in plans
-    ]
-    fresh, problems = _recorded_stages(table)
-    return table.result([*variants, *fresh], execution, missing, [*records.problems, *problems])
+def decidable(variant: TableVariant) -> list[tuple[CellComparison, bool]]:
+    """Comparisons of shown cells that seeds can decide, and whether each is decided."""
+    shown = {one.cell for one in variant.cells}
+    every = [one for claim in variant.claims for one in claim.decidable]
+    return [(one, decided) for one, decided in every if shown.issuperset(one.cells)]
 
 
-def _warn_of_precision(missing: int, total: int, numerics: Numerics, usual: Numerics) -> None:
+def _run_seeds(table: _Table, console: Console | None) -> None:
+    """Run the exploratory seeds of all variants."""
+    index = table.read()
+    _, by_cell = table.exploratory(index)
+    configs = list(dict.fromkeys(by_cell.values()))
+    absent = table.absent(configs)
+    present = [config for config in configs if config.stream.source not in absent]
+    missing = sum(len(table.seeds) - len(index.records(config, table.seeds)) for config in present)
+    usual, numerics = numerics_of(config_of(next(iter(by_cell)), table.root, table.typed)), numerics_of(configs[0])
     if missing and numerics != usual:
         log.warning(
-            f"{missing} of {total} runs are missing. They use {numerics}, as most recorded runs do; the recipe has "
-            f"{usual}. Use --precision for another one."
+            f"{missing} of {len(present) * len(table.seeds)} runs are missing. They use {numerics}, as most recorded "
+            f"runs do; the recipe has {usual}. Use --precision for another one."
         )
+    table.run([Run(config, seed) for config in present for seed in table.seeds], console)
 
 
-def _recorded_stages(table: _Table) -> tuple[list[TableVariant], list[str]]:
-    """The variant of recorded fresh seeds, if any cell has those of the first look; and errors of their records."""
-    plan = _staged_plan(table.recipe, table.options)
-    if table.options.modified or not plan.cells:
-        return [], []
-    staged = _staged_runs(table, plan)
-    records = staged.records
-    if len(records.seeds) < LOOKS[0]:
-        return [], []
-    return [_staged_variant(plan, staged, records)], records.problems
+def _run_stages(table: _Table, console: Console | None) -> None:
+    """Run fresh seeds, look by look, until each case of each claim is decided or the limit is reached.
 
-
-def _run_stages(table: _Table, console: Console | None) -> TableResult:
-    """Run fresh seeds in stages until each case of each claim is decided."""
-    plan = _staged_plan(table.recipe, table.options)
-    if not plan.recipe.claims:
-        raise UserError(f"--until-decided: {table.recipe.name} has no claims to decide. Use --seeds.")
-    if not plan.cells:
+    Only the cells of undecided cases get the seeds of the next look. A case whose data is absent gets none.
+    """
+    index = table.read()
+    variant, configs = table.fresh(index)
+    if not decidable(table.measure(variant, configs, index)):
         raise UserError(
-            f"--until-decided: no learning rate is chosen for these cells of {plan.recipe.name}. Use --lr one."
+            f"--until-decided: {table.recipe.name} has no claim that compares the selected cells with each other. "
+            f"Select both sides of a claim, such as --only norm=cn --only norm=bn, or leave --only out."
         )
-    if not any(one.is_complete for claim in plan.recipe.claims for one in comparisons_of(claim, plan.cells)):
-        raise UserError(
-            f"--until-decided: no claim of {plan.recipe.name} compares the selected cells with each other. Select both "
-            f"sides of a claim, such as --only norm=cn --only norm=bn, or leave --only out."
-        )
-    staged = _staged_runs(table, plan)
-    max_seeds = table.options.max_seeds
-    every = RecipeRecords(table.store, range(FIRST_SEED + max_seeds))
-    configs = {cell: staged.configs[cell] for cell in plan.cells}
-    for line in reach_lines(plan.recipe, every.measured(configs, staged.numerics), staged.rule, max_seeds):
-        print_line(line, console)
-    execution = staged.run(table.environment, console)
-    records = staged.records
-    variant = _staged_variant(plan, staged, records)
-    missing = table.missing_data(staged.configs[cell] for cell in staged.lacking_data)
-    return table.result([variant], execution, missing, records.problems)
+    sources, limit = table.absent(configs.values()), table.options.max_seeds
+
+    def state(look: int) -> tuple[int, int, list[RunConfig]]:
+        """Number of cases with data and of those that are undecided, and the runs that need the seeds of a look."""
+
+        def lacks(cell: RecipeCell, seeds: int) -> bool:
+            config = configs[cell]
+            return config.stream.source in sources and len(index.records(config, FRESH_SEEDS[:seeds])) < seeds
+
+        cases = decidable(table.measure(variant, configs, index))
+        cases = [case for case in cases if not any(lacks(cell, LOOKS[0]) for cell in case[0].cells)]
+        undecided = [one.cells for one, decided in cases if not decided]
+        wanted = [cell for cells in undecided if not any(lacks(cell, look) for cell in cells) for cell in cells]
+        return len(cases), len(undecided), list(dict.fromkeys(configs[cell] for cell in wanted))
+
+    for look in looks_up_to(limit):
+        total, undecided, wanted = state(look)
+        seeds = FRESH_SEEDS[:look]
+        missing = sum(look - len(index.records(config, seeds)) for config in wanted)
+        if missing:
+            _print(f"Look at {look} seeds: {_are(undecided, total)} undecided; {missing} runs are missing.", console)
+            table.run([Run(config, seed) for config in wanted for seed in seeds], console)
+            index = table.read()
+            if any(len(index.records(config, seeds)) < look for config in wanted):  # of an archive
+                return
+    total, undecided, _ = state(LOOKS[0])
+    within = f" within the limit of {limit} seeds" if undecided else ""
+    _print(f"{_are(total - undecided, total)} decided{within}.", console)
 
 
-def _staged_variant(plan: _Plan, staged: StagedRuns, records: RecipeRecords) -> TableVariant:
-    measured = {one.cell: one for one in records.measured(staged.configs, staged.numerics)}
-    cells, others = ([measured[cell] for cell in part] for part in (plan.cells, plan.others))
-    return TableVariant(plan.title, plan.recipe, cells, staged.rule, others)
+def _are(count: int, total: int) -> str:
+    return f"{count} of {total} case{'' if total == 1 else 's'} {'is' if count == 1 else 'are'}"
 
 
-def _staged_runs(table: _Table, plan: _Plan) -> StagedRuns:
-    """The runs of a plan with fresh seeds."""
-    rule = StagedRule.of(plan.recipe, table.options.margin, table.options.max_seeds)
-    configs = table.configs([*plan.cells, *plan.others])
-    exploratory, fresh = (RecipeRecords(table.store, seeds) for seeds in (range(FIRST_SEED), EVERY_FRESH_SEED))
-    runs = list(configs.values())
-    numerics = (fresh if fresh.has_any(runs) else exploratory).choose_numerics(runs, table.typed)
-    configs = {cell: with_numerics(config, numerics) for cell, config in configs.items()}
-    absent = table.absent(configs.values())
-    without = [cell for cell, config in configs.items() if config.stream.source in absent]
-    return StagedRuns(plan.recipe, configs, frozenset(plan.cells), numerics, without, rule, table.store)
+def _print(text: str, console: Console | None) -> None:
+    """Print a line of progress; log it if there is no terminal."""
+    if console is None:
+        log.info(text)
+    else:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _staged_plan(recipe: Recipe, options: TableOptions) -> _Plan:
-    """The cells that fresh seeds are run of: at the learning rates chosen on validation tasks, if there are some."""
-    selection = None
-    if _check_rates(recipe, options) != "one":
-        selection = selection_of(recipe, options.runs, options.selected, refined=True)
-    title, chosen = FRESH, recipe
-    if selection is not None:
-        title += f", with a learning rate for each norm, chosen on the validation tasks ({selection.path})"
-        chosen = with_selection(recipe, selection)
-    every = cells_of(chosen)
-    selected = filter_cells(every, options.only)
-    covered = [cell for cell in every if selection is None or covers(selection, cell)]
-    cells, others = ([cell for cell in covered if (cell in selected) is wanted] for wanted in (True, False))
-    return _Plan(title, chosen, cells, others)
+# --- Settings and data of runs ---------------------------------------------------------------------------------------
 
 
-def _plans(recipe: Recipe, options: TableOptions) -> list[_Plan]:
-    """The variants that the option ``lr`` selects, as far as learning rates were chosen."""
-    _check_rates(recipe, options)
-    selection = selection_of(recipe, options.runs, options.selected)
-    plans = []
-    if options.lr == "one" or (options.lr == "both" and not (recipe.ours and selection)):
-        title = ("The recipe's learning rates" if recipe.selected else "One learning rate for all") if selection else ""
-        plans.append(_Plan(title, recipe, filter_cells(cells_of(recipe), options.only)))
-    if options.lr != "one" and selection is not None:
-        tuned = with_selection(recipe, selection)
-        wanted = filter_cells(cells_of(tuned), options.only)
-        cells = [cell for cell in wanted if covers(selection, cell)]
-        without = len(wanted) - len(cells)
-        rest = f"; {without} cells have none, `contnorm tune {recipe.name}` chooses them" if without else ""
-        title = f"A learning rate for each norm, chosen on the validation tasks ({selection.path}){rest}"
-        plans.append(_Plan(title, tuned, cells))
-    return plans
+def runs_folder(recipe: Recipe, runs: Path) -> Path:
+    """Folder of a recipe's records."""
+    return runs / recipe.name if recipe.alone else runs
 
 
-def _check_rates(recipe: Recipe, options: TableOptions) -> str:
-    """Check and return the option ``lr``."""
-    if options.lr not in RATE_CHOICES:
-        raise UserError(f"--lr: {unknown('choice', options.lr, RATE_CHOICES)}")
-    if options.lr == "best" and selection_of(recipe, options.runs, options.selected) is None:
-        path = selection_file(recipe, options.runs)
-        raise UserError(
-            f"--lr best: no learning rates are chosen for {recipe.name}. Choose them with `contnorm tune "
-            f"{recipe.name}`, which writes {path}, or pass a file with --selected."
-        )
-    return options.lr
+def selection_file(recipe: Recipe, runs: Path) -> Path:
+    """File that `contnorm tune` writes and `contnorm paper` reads first."""
+    return runs / "selected" / f"{recipe.name}.toml"
 
 
-def _typed_settings(options: TableOptions) -> dict[str, Any]:
-    """Typed settings that override the recipe's."""
-    flags = [Setting("--max-steps", "train.max_steps", options.max_steps)]
-    flags.append(Setting("--precision", "train.precision", options.precision))
-    typed = nest_settings([*(flag for flag in flags if flag.value is not None), *options.assignments])
-    from_dict(typed)
-    if options.lr == "best" and "lr" in typed.get("train", {}):
-        raise UserError(f"--lr best and --set train.lr={typed['train']['lr']} contradict each other. Use one of them.")
-    return typed
+def selection_of(recipe: Recipe, runs: Path, file: Path | None = None, *, refined: bool = False) -> Selection | None:
+    """Learning rates chosen for a recipe: from the typed file, the runs' folder or the package, in this order.
+
+    ``refined`` prefers the package's selection from a refined grid, which fresh seeds use.
+    """
+    if file is not None:
+        return read_selection(file, recipe.name)
+    return find_selection(recipe.name, [selection_file(recipe, runs)], refined=refined)
 
 
-def _environment(recipe: Recipe, options: TableOptions) -> RunOptions:
-    """Environment of the runs. Runs that are timed run one at a time and have a folder of their own."""
-    execution = options.execution
-    if recipe.alone:
-        devices = None if execution.devices is None else list_devices(execution.devices)[:1]
-        execution = replace(execution, lanes=1, launcher=None, devices=devices)
-    return replace(execution, runs=runs_folder(recipe, options.runs), data_root=data_root(options.data_root))
+def config_of(cell: RecipeCell, root: Path, typed: Mapping[str, Any] | None = None) -> RunConfig:
+    """Settings of a cell's run; typed settings override the cell's."""
+    values = merge_settings(cell.values, typed or {})
+    source = (typed or {}).get("stream", {}).get("source") or cell.source
+    return resolve(merge_settings(values, {"stream": {"source": source}}), root)
 
 
-def _sources(configs: Iterable[RunConfig]) -> list[str]:
-    return list(dict.fromkeys(str(config.stream.source) for config in configs))
+def is_present(source: str, root: Path) -> bool:
+    """Whether a data set is present; one that comes with a package always is."""
+    if source not in SOURCES:  # a user's data set
+        return find_stored(source, root) is not None
+    return not SOURCES[source].layouts or find_layout(SOURCES[source], root) is not None
 
 
-def _other_data(cells: Iterable[RecipeCell], typed: str | None) -> list[str]:
-    """Warnings that the published numbers are of other data, if another data set than the recipe's was typed."""
-    sources = dict.fromkeys(source_of(cell) for cell in cells if typed is not None and cell.published)
-    return [
-        f"Our runs use {typed} instead of the recipe's {source}, so the published numbers can't be compared with them."
-        for source in sources
-        if source != typed
-    ]
+def missing_data_message(recipe: Recipe, source: str, root: Path) -> str:
+    """Message for a data set that is absent: what to put where."""
+    spec = SOURCES[source]
+    how = f"build it with {spec.built_with}" if spec.built_with else f"put {describe_layouts(spec)} there"
+    streams = [find_stream(stream) for grid in recipe.runs for stream in grid.streams]
+    others = [one for spec in streams if source in spec.sources for one in spec.sources if one != source]
+    other = f", or use other data with --set stream.source={others[0]}" if others else ""
+    return (
+        f"{recipe.name} needs {source}, which is not under {root}: {how}, or set --data-root{other}. See "
+        f"`contnorm data {source}`."
+    )
+
+
+# --- The list of recipes ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -501,32 +462,27 @@ def recipe_status(
         >>> recipe_status(["figure1"])[0].done
         'nothing to run'
     """
-    root = data_root(data)
-    recipes = [(name, find_recipe(name)) for name in (names or recipe_names())]
-    return [RecipeStatus(name, one.title, _done(one, seeds, root, runs), _data(one, root)) for name, one in recipes]
+    root, index = data_root(data), RecordIndex(Store(runs).load_all())
+    statuses = []
+    for name in names or recipe_names():
+        recipe = find_recipe(name)
+        records = RecordIndex(Store(runs_folder(recipe, runs)).load_all()) if recipe.alone else index
+        sources = dict.fromkeys(cell.source for cell in cells_of(recipe))
+        places = {source: location_of(SOURCES[source], root) for source in sources}
+        text = ", ".join(f"{source}: {place or 'not found'}" for source, place in places.items())
+        done = _done(recipe, range(seeds), root, runs, records) if recipe.runs else "nothing to run"
+        statuses.append(RecipeStatus(name, recipe.title, done, text or "none"))
+    return statuses
 
 
-def _done(recipe: Recipe, seeds: int, root: Path, runs: Path) -> str:
+def _done(recipe: Recipe, seeds: range, root: Path, runs: Path, index: RecordIndex) -> str:
     """Number of recorded runs in the precision of the table, of all, and of diverged runs."""
-    selection = selection_of(recipe, runs)
-    cells = cells_of(recipe)
-    if selection is not None:
-        cells += [cell for cell in cells_of(with_selection(recipe, selection)) if covers(selection, cell)]
+    variants = variants_of(recipe, selection := selection_of(recipe, runs))
+    cells = [one.cell for variant in (variants if selection else variants[-1:]) for one in variant.cells]
     configs = list(dict.fromkeys(config_of(cell, root) for cell in cells))
-    if not configs:
-        return "nothing to run" if recipe.kind != "waiting" else "not available"
-    records = RecipeRecords(Store(runs_folder(recipe, runs)), range(seeds))
-    numerics = records.choose_numerics(configs, {})
-    in_table = [with_numerics(config, numerics) for config in configs]
-    done = sum(len(records.store.seeds(config, records.seeds)) for config in in_table)
-    diverged = sum(len(records.diverged(config)) for config in in_table)
-    precision = f" in {numerics}" if numerics != numerics_of(configs[0]) else ""
-    return f"{done} of {len(configs) * seeds}{precision}{f', {diverged} diverged' if diverged else ''}"
-
-
-def _data(recipe: Recipe, root: Path) -> str:
-    if recipe.kind == "waiting":
-        return "multi-label streams, not available yet"
-    needed = sources_of(cells_of(recipe)) or [find_stream(stream).sources[0] for stream in recipe.streams]
-    places = {source: location_of(SOURCES[source], root) for source in needed}
-    return ", ".join(f"{source}: {place or 'not found'}" for source, place in places.items()) or "none"
+    usual, numerics = numerics_of(configs[0]), index.numerics(configs, seeds)
+    found = [one for config in configs for one in index.records(with_numerics(config, numerics), seeds).values()]
+    diverged = sum(one.status == DIVERGED for one in found)
+    done = f"{len(found) - diverged} of {len(configs) * len(seeds)}"
+    done += f" in {numerics}" if numerics != usual else ""
+    return f"{done}, {diverged} diverged" if diverged else done

@@ -1,4 +1,4 @@
-"""Learning rates selected on validation tasks, with the whole grid of candidates.
+"""Learning rates selected on validation tasks, with the whole grid of candidates; and the variants of a table.
 
 A selection is stored in a separate file, so that a recipe can be shown both with one learning rate for all cells and
 with a selected one for each.
@@ -10,35 +10,23 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
 from contnorm.bench.config.sources import parse_toml, read_toml_text
 from contnorm.bench.grid import LEARNING_RATES, best_candidate
 from contnorm.bench.records import spread_over_seeds
+from contnorm.bench.sequential import FIRST_SEED
 from contnorm.errors import UserError
-from contnorm.paper.cells import RecipeCell, matches
-from contnorm.paper.recipe import DIMENSIONS, Recipe, SelectedSettings, check_keys
-
-__all__ = [
-    "RATES",
-    "RateResult",
-    "SelectedRate",
-    "Selection",
-    "best_rate",
-    "covers",
-    "find_selection",
-    "merge_selections",
-    "parse_selection",
-    "read_selection",
-    "selection_text",
-    "with_selection",
-]
+from contnorm.paper.cells import MeasuredCell, RecipeCell, cells_of, matches
+from contnorm.paper.claims import ClaimResult, StagedRule, decide_claims
+from contnorm.paper.recipe import Recipe, SelectedSettings, Selector, checked
 
 RATES = LEARNING_RATES
-SELECTED_KEYS = ("where", "lr", "precision", "grid")
-RATE_KEYS = ("lr", "mean", "sd", "seeds", "lost")  # in files, diverged seeds have the key `lost`
 
 
 @dataclass(frozen=True)
@@ -49,37 +37,41 @@ class RateResult:
         lr: The learning rate.
         mean, sd: ACC on the validation tasks over the finished seeds; NaN if there is none.
         seeds: Number of finished seeds.
-        diverged: Number of diverged seeds.
+        lost: Number of diverged seeds.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     lr: float
     mean: float
     sd: float
     seeds: int
-    diverged: int = 0
+    lost: int = 0
 
     @property
     def eligible(self) -> bool:
         """Whether it can be chosen: some seed finished, and none diverged."""
-        return self.seeds > 0 and not self.diverged
+        return self.seeds > 0 and not self.lost
 
     @classmethod
-    def of(cls, lr: float, accuracies: Sequence[float], diverged: int) -> RateResult:
+    def of(cls, lr: float, accuracies: Sequence[float], lost: int) -> RateResult:
         """Build from the validation ACC of each finished seed.
 
         Example:
-            >>> RateResult.of(0.1, [60.0, 62.0], diverged=1)
-            RateResult(lr=0.1, mean=61.0, sd=1.4142135623730951, seeds=2, diverged=1)
+            >>> RateResult.of(0.1, [60.0, 62.0], lost=1)
+            RateResult(lr=0.1, mean=61.0, sd=1.4142135623730951, seeds=2, lost=1)
         """
         mean, sd = spread_over_seeds(list(accuracies)) if accuracies else (math.nan, math.nan)
-        return cls(lr, mean, sd, len(accuracies), diverged)
+        return cls(lr, mean, sd, len(accuracies), lost)
 
 
 @dataclass(frozen=True)
 class SelectedRate:
     """Selected learning rate of some cells, and the grid of candidates."""
 
-    where: Mapping[str, Any]
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    where: Selector
     lr: float
     precision: str
     grid: tuple[RateResult, ...]
@@ -89,9 +81,15 @@ class SelectedRate:
 class Selection:
     """Selected learning rates of a recipe, and the file they come from."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     recipe: str
-    rates: tuple[SelectedRate, ...] = ()
+    selected: tuple[SelectedRate, ...] = ()
     path: str = ""
+
+    def covers(self, cell: RecipeCell) -> bool:
+        """Whether a learning rate was selected for a cell."""
+        return any(matches(cell.place, rate.where) for rate in self.selected)
 
 
 def best_rate(grid: Sequence[RateResult]) -> RateResult | None:
@@ -101,7 +99,7 @@ def best_rate(grid: Sequence[RateResult]) -> RateResult | None:
 
     Example:
         >>> grid = [RateResult(0.1, 61.0, 1.0, 3), RateResult(0.03, 61.0, 2.0, 3)]
-        >>> grid.append(RateResult(0.3, 70.0, 1.0, 2, diverged=1))
+        >>> grid.append(RateResult(0.3, 70.0, 1.0, 2, lost=1))
         >>> best_rate(grid).lr
         0.03
     """
@@ -110,26 +108,8 @@ def best_rate(grid: Sequence[RateResult]) -> RateResult | None:
 
 def with_selection(recipe: Recipe, selection: Selection) -> Recipe:
     """Recipe with the selected learning rate for each covered cell."""
-    settings = tuple(SelectedSettings(rate.where, {"train": {"lr": rate.lr}}) for rate in selection.rates)
+    settings = tuple(SelectedSettings(rate.where, {"train": {"lr": rate.lr}}) for rate in selection.selected)
     return replace(recipe, selected=(*recipe.selected, *settings))
-
-
-def covers(selection: Selection, cell: RecipeCell) -> bool:
-    """Whether a learning rate was selected for a cell."""
-    return any(matches(cell.place, rate.where) for rate in selection.rates)
-
-
-def merge_selections(old: Selection, new: Selection) -> Selection:
-    """Merge two selections; entries of ``new`` replace those of ``old`` for the same cells.
-
-    Example:
-        >>> bn, cn = (SelectedRate({"norm": norm}, 0.1, "fp32", ()) for norm in ("bn", "cn"))
-        >>> new = Selection("x", (SelectedRate({"norm": "cn"}, 0.3, "fp32", ()),))
-        >>> [(rate.where["norm"], rate.lr) for rate in merge_selections(Selection("x", (bn, cn)), new).rates]
-        [('bn', 0.1), ('cn', 0.3)]
-    """
-    unchanged = [rate for rate in old.rates if not any(rate.where == other.where for other in new.rates)]
-    return replace(new, rates=(*unchanged, *new.rates))
 
 
 def find_selection(recipe: str, places: Sequence[Path] = (), *, refined: bool = False) -> Selection | None:
@@ -142,76 +122,38 @@ def find_selection(recipe: str, places: Sequence[Path] = (), *, refined: bool = 
             Tables of exploratory seeds were made with the coarse grid.
 
     Example:
-        >>> [find_selection("table2", refined=refined).rates[1].lr for refined in (False, True)]
+        >>> [find_selection("table2", refined=refined).selected[1].lr for refined in (False, True)]
         [0.003, 0.005]
     """
     for path in places:
         if path.is_file():
             return read_selection(path, recipe)
-    selected = resources.files("contnorm.paper").joinpath("selected")
-    files = [selected.joinpath("refined", f"{recipe}.toml")] if refined else []
-    for file in [*files, selected.joinpath(f"{recipe}.toml")]:
+    package = resources.files("contnorm.paper").joinpath("selected")
+    files = [package.joinpath("refined", f"{recipe}.toml")] if refined else []
+    for file in [*files, package.joinpath(f"{recipe}.toml")]:
         if file.is_file():
             return parse_selection(file.read_text(encoding="utf-8"), recipe, str(file))
     return None
 
 
 def read_selection(path: Path, recipe: str) -> Selection:
-    text = read_toml_text(path, "`contnorm tune` writes such a file.")
-    return parse_selection(text, recipe, str(path))
+    """Read the file of a selection."""
+    return parse_selection(read_toml_text(path, "`contnorm tune` writes such a file."), recipe, str(path))
 
 
 def parse_selection(text: str, recipe: str, where: str) -> Selection:
     """Parse a selection; error messages begin with ``where``."""
-    values = parse_toml(text, where)
-    keys = ("recipe", "selected")
-    check_keys(values, keys, where, needed=keys)
-    if values["recipe"] != recipe:
-        raise UserError(f"{where}: is the selection of {values['recipe']!r}, not of {recipe!r}. Use another file.")
-    rows = values["selected"]
-    if not isinstance(rows, list):
-        raise UserError(f"{where}: selected={rows!r} must be a list of tables.")
-    return Selection(recipe, tuple(_parse_rate(row, f"{where}: selected {i}") for i, row in enumerate(rows, 1)), where)
-
-
-def _parse_rate(row: Any, where: str) -> SelectedRate:
-    check_keys(_table(row, where), SELECTED_KEYS, where, needed=SELECTED_KEYS)
-    check_keys(_table(row["where"], f"{where}: where"), DIMENSIONS, f"{where}: where")
-    lr = _number(row["lr"], f"{where}: lr")
-    if not isinstance(row["grid"], list):
-        raise UserError(f"{where}: grid={row['grid']!r} must be a list of tables.")
-    grid = tuple(_parse_result(result, f"{where}: grid {i}") for i, result in enumerate(row["grid"], 1))
-    rates = [result.lr for result in grid]
-    if lr not in rates:
-        raise UserError(f"{where}: lr={lr} is not in its grid of {', '.join(map(str, rates))}.")
-    return SelectedRate(row["where"], lr, str(row["precision"]), grid)
-
-
-def _parse_result(row: Any, where: str) -> RateResult:
-    check_keys(_table(row, where), RATE_KEYS, where, needed=RATE_KEYS)
-    lr, mean, sd, seeds, diverged = (_number(row[key], f"{where}: {key}") for key in RATE_KEYS)
-    if not (math.isfinite(seeds) and math.isfinite(diverged)):
-        raise UserError(f"{where}: seeds={seeds} and lost={diverged} must be whole numbers.")
-    return RateResult(lr, mean, sd, int(seeds), int(diverged))
-
-
-def _table(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{where}: {value!r} must be a table.")
-    return value
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{where}: {value!r} must be a number.")
-    return float(value)
+    selection = checked(Selection, parse_toml(text, where), where)
+    if selection.recipe != recipe:
+        raise UserError(f"{where}: is the selection of {selection.recipe!r}, not of {recipe!r}. Use another file.")
+    return replace(selection, path=where)
 
 
 def selection_text(selection: Selection) -> str:
     """TOML text of a selection.
 
     Example:
-        >>> grid = (RateResult(0.03, 61.0, 1.5, 3), RateResult(0.1, float("nan"), float("nan"), 0, diverged=3))
+        >>> grid = (RateResult(0.03, 61.0, 1.5, 3), RateResult(0.1, float("nan"), float("nan"), 0, lost=3))
         >>> print(selection_text(Selection("x", (SelectedRate({"norm": "cn", "groups": 32}, 0.03, "fp32", grid),))))
         # Learning rates chosen on the validation tasks alone, by ACC; made by `contnorm tune`.
         recipe = "x"
@@ -228,26 +170,91 @@ def selection_text(selection: Selection) -> str:
     """
     lines = ["# Learning rates chosen on the validation tasks alone, by ACC; made by `contnorm tune`."]
     lines.append(f"recipe = {_toml(selection.recipe)}")
-    lines += [] if selection.rates else ["selected = []"]
-    for rate in selection.rates:
-        lines += ["", "[[selected]]", f"where = {_inline(rate.where)}", f"lr = {_toml(rate.lr)}"]
+    for rate in selection.selected:
+        lines += ["", "[[selected]]", f"where = {_toml(rate.where)}", f"lr = {_toml(rate.lr)}"]
         lines += [f"precision = {_toml(rate.precision)}", "grid = ["]
-        lines += [f"    {_inline(_result_values(result))}," for result in rate.grid]
-        lines.append("]")
+        lines += [*(f"    {_toml(vars(result))}," for result in rate.grid), "]"]
     return "\n".join(lines) + "\n"
 
 
-def _result_values(result: RateResult) -> dict[str, float]:
-    values = (result.lr, result.mean, result.sd, result.seeds, result.diverged)
-    return dict(zip(RATE_KEYS, values, strict=True))
-
-
-def _inline(values: Mapping[str, Any]) -> str:
-    return "{ " + ", ".join(f"{key} = {_toml(value)}" for key, value in values.items()) + " }"
-
-
 def _toml(value: Any) -> str:
-    """TOML text of a name or a number; JSON escapes are sufficient for the names used here."""
-    if isinstance(value, float):
-        return repr(float(f"{value:.8g}"))
-    return json.dumps(value, ensure_ascii=False)
+    """TOML text of a name, a number or a table; JSON escapes are sufficient for the names used here."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_toml(inner)}' for key, inner in value.items())} }}"
+    return repr(float(f"{value:.8g}")) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+# --- Variants of a table ---------------------------------------------------------------------------------------------
+
+ONE_FOR_ALL, RECIPES_OWN = "The same settings for all norms", "Each norm with the settings the recipe has for it"
+CHOSEN = "Each norm with the settings chosen on the validation tasks"
+FRESH = f"Fresh seeds, from {FIRST_SEED} on"
+
+
+@dataclass(frozen=True)
+class TableVariant:
+    """A recipe's cells with one choice of settings and seeds.
+
+    Attributes:
+        title: Which settings and seeds it has; empty if there is only one variant.
+        recipe: The recipe, with the chosen settings if there are some.
+        cells: The cells, with their records once they are run.
+        rule: The staged rule that decides the claims, if the records are of fresh seeds; None for exploratory seeds.
+        others: With a rule, the cells that are not selected; they are not shown, but count for the claims.
+        unchosen: Number of cells that are left out because no learning rate was chosen for them.
+        replaces: Title of the variant with exploratory seeds whose claims this one decides anew with fresh seeds; None
+            for a variant with exploratory seeds.
+    """
+
+    title: str
+    recipe: Recipe
+    cells: Sequence[MeasuredCell]
+    rule: StagedRule | None = None
+    others: Sequence[MeasuredCell] = ()
+    unchosen: int = 0
+    replaces: str | None = None
+
+    @cached_property
+    def claims(self) -> tuple[ClaimResult, ...]:
+        """The claims of the recipe, decided by the records of the cells."""
+        return decide_claims(self.recipe, [*self.cells, *self.others], self.rule)
+
+    @property
+    def run(self) -> bool:
+        """Whether any cell was run."""
+        return any(one.run for one in self.cells)
+
+    @property
+    def missing(self) -> list[str]:
+        """Labels of the cells that were not run."""
+        return [one.cell.label for one in self.cells if not one.run]
+
+
+def variants_of(recipe: Recipe, selection: Selection | None) -> list[TableVariant]:
+    """Variants of a table for exploratory seeds, without records: with equal settings for all norms, and chosen ones.
+
+    Example:
+        >>> from contnorm.paper.recipe import find_recipe
+        >>> [one.title for one in variants_of(find_recipe("table2"), find_selection("table2"))]
+        ['The same settings for all norms', 'Each norm with the settings chosen on the validation tasks']
+    """
+    if selection is None and not recipe.selected:
+        return [_variant("", recipe)]
+    if selection is None:
+        return [_variant(ONE_FOR_ALL, replace(recipe, selected=())), _variant(RECIPES_OWN, recipe)]
+    title = RECIPES_OWN if recipe.selected else ONE_FOR_ALL
+    return [_variant(title, recipe), _variant(CHOSEN, recipe, selection)]
+
+
+def fresh_variant(recipe: Recipe, selection: Selection | None, rule: StagedRule) -> TableVariant:
+    """Variant for fresh seeds: with the settings chosen on validation tasks if there are some, else the recipe's."""
+    replaces = CHOSEN if selection is not None else RECIPES_OWN if recipe.selected else ""
+    title = ", ".join(filter(None, [FRESH, replaces[:1].lower() + replaces[1:]]))
+    return replace(_variant(title, recipe, selection), rule=rule, replaces=replaces)
+
+
+def _variant(title: str, recipe: Recipe, selection: Selection | None = None) -> TableVariant:
+    tuned = recipe if selection is None else with_selection(recipe, selection)
+    every = cells_of(tuned)
+    cells = [MeasuredCell(cell, {}) for cell in every if selection is None or selection.covers(cell)]
+    return TableVariant(title, tuned, cells, unchosen=len(every) - len(cells))

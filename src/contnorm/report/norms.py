@@ -25,9 +25,8 @@ from contnorm.bench.metrics import MAIN_SCORES, acc_so_far, score
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import Verdict, decide_family
 from contnorm.paper.cells import moments_label
-from contnorm.paper.format import spread
-from contnorm.paper.record_remarks import data_part, data_remarks
-from contnorm.paper.scores import score_title
+from contnorm.paper.recipe import score_title
+from contnorm.paper.tables import data_part, data_remarks, spread
 from contnorm.report.figures import MOST_CURVES, curves_over_tasks, paired_differences, score_by_rate
 from contnorm.report.tables import Document, Table
 
