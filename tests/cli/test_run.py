@@ -169,7 +169,7 @@ def test_chosen_setting_is_shown_as_options(cifar: list[str], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--lr", "0.1,,0.2"], "--lr '0.1,,0.2': has an empty value"),
+        (["run", "--lr", "0.1,,0.2"], "train.lr=''"),
         (["run", "--set", "train.bach=1,2"], "unknown key 'train.bach'"),
         (["run", "--set", "stream.tasks=1,2"], "scores on different tasks can't be compared"),
         (["run", "--norm", "bn,cm"], "unknown norm 'cm'"),
@@ -178,7 +178,7 @@ def test_chosen_setting_is_shown_as_options(cifar: list[str], tmp_path: Path) ->
         (["run", "--launcher", "slurm"], "unknown launcher 'slurm'"),
         (["tune", "--lr", "0.1"], "over='lr': give at least two values of lr"),
         (["tune", "--refine", "twice"], "unknown refinement 'twice'"),
-        (["tune", "table2", "--buffer", "50"], "--buffer can't be used with a recipe"),
+        (["tune", "table2", "--buffer", "50"], "memory.size can't be set with a recipe"),
         (["resume"], "no stopped run under runs"),
     ],
 )
@@ -269,11 +269,16 @@ def test_runs_in_another_thread_install_no_handlers(mnist: list[str], tmp_path: 
 def test_resume_leaves_runs_with_own_code_to_their_command(mnist: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from contnorm import bench\nclass Mine(bench.ER):\n    pass\n")
     typed = ["run", *mnist, "--strategy", "mine.py:Mine", "--norm", "bn"]
+
+    def stopped(*given: Any) -> Iterator[Event]:
+        for event in execute(*given):
+            yield event
+            if event.kind == "steps":
+                signal.raise_signal(signal.SIGINT)
+
     with pytest.MonkeyPatch.context() as patched:
-        asked = iter([False, False])
-        patched.setattr(running, "execute", lambda runs, options, *_: execute(runs, options, lambda: next(asked, True)))
-        with pytest.raises(UserError):  # there is no result
-            call(*typed)
+        patched.setattr(running, "execute", stopped)
+        assert call(*typed)[0] == 130
     (left,) = unfinished_runs(Path("runs"))
     assert left.step
     done = CliRunner().invoke(app, ["resume", "--data-root", mnist[3]])
