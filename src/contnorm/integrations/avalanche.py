@@ -135,7 +135,7 @@ class NormEffect(PluginMetric[float]):
 
     The model is evaluated a second time, with exact moments of the training data of all experiences so far (BN*) in
     place of the running moments; weights do not change. The effect is the accuracy with exact moments minus the
-    accuracy of the evaluation, as fractions like Avalanche's accuracies, so that ``Top1_Acc_Exp`` plus the effect is the
+    accuracy of the evaluation, as fractions like Avalanche's accuracies, so ``Top1_Acc_Exp`` plus the effect is the
     accuracy with exact moments. It is positive if the moments that the evaluation uses make the model forget. Those are
     the running moments, or, with a `NormPlugin`, the moments of the buffer: then the effect is what remains. It is 0
     for models without moments.
