@@ -17,9 +17,9 @@ from contnorm.bench.data.pictures import cores
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.launch import Launcher
-from contnorm.bench.launchers import create_launcher
 from contnorm.bench.metrics import TaskScores
 from contnorm.bench.records import Store
+from contnorm.bench.registries import create_launcher
 from contnorm.errors import UserError, check_count
 
 GPU_LANES = 8
