@@ -1,16 +1,14 @@
-"""Names and summaries of what a run can be made of and executed by, and registration of more. Needs no torch."""
+"""Names, summaries and origins of everything that a run can be made of, and registration of more. Needs no torch."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from contnorm.bench.components import Component, Kind, add_component, components, user_code_errors
+from contnorm.bench.components import Component, Kind, add_component, components, launchers
 from contnorm.bench.data.registry import SOURCES, data_root
 from contnorm.bench.data.store import describe_stored, list_stored, read_manifest
 from contnorm.bench.memories import MEMORIES
@@ -73,7 +71,7 @@ def available(root: str | Path | None = None) -> dict[str, dict[str, Listing]]:
             **_added("model"),
             "path/to/file.py:make": in_file,
         },
-        "launchers": {name: listing for name, (_, listing) in _launchers().items()},
+        "launchers": {name: Listing(one.summary, str(one.origin)) for name, one in launchers().items()},
     }
 
 
@@ -142,40 +140,3 @@ def streams_of_source(source: str) -> list[str]:
         ['split-cifar10']
     """
     return [stream.name for stream in STREAMS.values() if source in stream.sources]
-
-
-def _launchers() -> dict[str, tuple[str, Listing]]:
-    """Return the class of each launcher as ``module:Class``, and its listing; ours can't be replaced."""
-    installed = {}
-    for entry in sorted(entry_points(group="contnorm.launchers"), key=lambda entry: entry.name):
-        origin = entry.module if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-        listing = Listing(f"class {entry.attr} of {entry.module}", origin)
-        installed[entry.name] = f"{entry.module}:{entry.attr}", listing
-    local = Listing("this machine: its GPUs, or a process per CPU core", str(BUILT_IN))
-    ray = Listing("the nodes of a Ray cluster, with retries", str(BUILT_IN))
-    return {**installed, "local": ("", local), "ray": ("contnorm.bench.engine.ray:RayLauncher", ray)}
-
-
-def create_launcher(name: str, options: Mapping[str, Any] | None = None) -> Any:
-    """Create a launcher by name; None for this machine.
-
-    Args:
-        name: A name of this package, or of the entry point group ``contnorm.launchers``.
-        options: Arguments of its class, such as ``{"address": "auto"}`` for Ray.
-
-    Raises:
-        UserError: If the name is unknown, or the launcher can't be created.
-
-    Example:
-        >>> create_launcher("locl")
-        Traceback (most recent call last):
-        contnorm.errors.UserError: unknown launcher 'locl'. Did you mean 'local'? There are: local, ...
-    """
-    known = _launchers()
-    if name not in known:
-        raise unknown("launcher", name, known)
-    module, _, attribute = known[name][0].partition(":")
-    if not module:
-        return None
-    with user_code_errors(f"launcher {name!r}", "it can't be created"):
-        return getattr(importlib.import_module(module), attribute)(**(options or {}))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from contnorm import bench
+from contnorm.bench.components import create_launcher
 from contnorm.bench.config.schema import field_of, flatten_settings, show_value
 from contnorm.bench.config.sources import Setting, collect_settings, parse_assignment, parse_assignments
-from contnorm.bench.registries import create_launcher
 from contnorm.cli.common import DataRoot, RunsFolder, collection_paused
 from contnorm.errors import UserError
 

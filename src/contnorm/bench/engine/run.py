@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from contnorm.bench.components import Component, find_component
+from contnorm.bench.components import Component, create_launcher, find_component
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.pictures import cores
@@ -19,7 +19,6 @@ from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.launch import Launcher
 from contnorm.bench.metrics import TaskScores
 from contnorm.bench.records import Store
-from contnorm.bench.registries import create_launcher
 from contnorm.errors import UserError, check_count
 
 GPU_LANES = 8
