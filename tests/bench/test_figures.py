@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from matplotlib.figure import Figure
 
-from contnorm.bench.figures import COLORS, MARKERS, accuracy_curve, accuracy_matrix, curve_with_band, figure
+from contnorm.bench.figures import COLORS, MARKERS, accuracy_curve, accuracy_matrix, figure
 
 NAN = math.nan
 TWO_SEEDS = np.array([[[90.0, NAN], [70.0, 80.0]], [[80.0, NAN], [60.0, 90.0]]])
@@ -35,24 +35,12 @@ def test_accuracy_curve_band_is_one_standard_deviation() -> None:
     assert heights.max() == pytest.approx(85 + math.sqrt(50)) and heights.min() == pytest.approx(75.0)
 
 
-def test_accuracy_curve_of_one_seed_has_no_band() -> None:
-    ax = Figure().add_subplot()
-    accuracy_curve(ax, TWO_SEEDS[:1])
-    assert not ax.collections
-
-
 def test_accuracy_curves_on_the_same_axes_differ_in_color_and_marker() -> None:
     ax = Figure().add_subplot()
     for index in range(len(COLORS)):
         accuracy_curve(ax, TWO_SEEDS, str(index))
     assert len({line.get_color() for line in ax.lines}) == len(COLORS)
     assert len({line.get_marker() for line in ax.lines}) == len(MARKERS) == len(COLORS)
-
-
-def test_curve_with_band_accepts_a_single_curve() -> None:
-    ax = Figure().add_subplot()
-    curve_with_band(ax, [1, 2], [3.0, 4.0])
-    assert ax.lines[0].get_ydata().tolist() == [3.0, 4.0]
 
 
 def test_accuracy_matrix_averages_over_seeds_and_leaves_nan_cells_empty() -> None:

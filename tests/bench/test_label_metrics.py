@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from contnorm.bench.label_metrics import (
@@ -93,26 +92,6 @@ def test_scores_are_those_of_scikit_learn(case: str, group: list[int] | None) ->
     assert c_f1(stats, group) == pytest.approx(100 * macro, abs=1e-10)
     assert o_f1(stats, group) == pytest.approx(100 * micro, abs=1e-10)
     assert mean_ap(stats, group) == pytest.approx(100 * ap, abs=1e-6), "kept to eight decimals"
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if case != "one class"])
-def test_scores_are_those_of_torchmetrics(case: str) -> None:
-    oracle = pytest.importorskip("torchmetrics.functional.classification", reason="torchmetrics is not installed")
-    scores, targets = made(case)
-    kept = [c for c in range(targets.shape[1]) if targets[:, c].any()]
-    # Its probabilities: it would take logits too, but only where some are outside 0 to 1.
-    chances, wanted = torch.from_numpy(scores[:, kept]).sigmoid(), torch.from_numpy(targets[:, kept])
-    stats = LabelStats.of(chances, wanted, threshold=0.5)
-    micro = oracle.multilabel_f1_score(chances, wanted, len(kept), average="micro")
-    assert o_f1(stats) == pytest.approx(100 * micro.item(), abs=1e-4), "it reckons in float32"
-    if "predicted" not in case:  # sigmoid(100) is 1 in float64 too: the order of scores is lost before it is asked
-        ap = oracle.multilabel_average_precision(chances, wanted, len(kept), average="macro")
-        assert mean_ap(LabelStats.of(scores, targets)) == pytest.approx(100 * ap.item(), abs=1e-4)
-    each = oracle.multilabel_stat_scores(chances, wanted, len(kept), average=None)
-    tp, fp, _, fn, support = each.T.tolist()
-    assert (list(stats.tp), list(stats.positive)) == (tp, support)
-    assert [p - t for p, t in zip(stats.predicted, stats.tp, strict=True)] == fp
-    assert [n - t for n, t in zip(stats.positive, stats.tp, strict=True)] == fn
 
 
 def test_average_precision_of_each_class_has_ties_found_together() -> None:

@@ -32,28 +32,19 @@ RUNS = Runs(
 @pytest.mark.parametrize(
     ("text", "seeds"),
     [
-        ("norm=bn", [0, 1]),
         ("norm=bn,cn", [0, 1, 2]),
         ("norm!=bn", [2, 3]),
-        ("norm!=bn,cn", [3]),
         ("norm=BN,lr=0.1", [1]),
-        ("norm=bn,cn,lr=0.030", [0, 2]),
-        ("lr<0.1", [0, 2]),
         ("lr<=0.1", [0, 1, 2]),
         ("train.lr>0.1", [3]),
         ("lr>=1e-1,seed<3", [1]),
         (" norm == cn ", [2]),
         ("buffer=20,50", [0, 1, 2, 3]),
         ("drift=false", [3]),
-        ("drift=0", []),
         ("groups=auto", [3]),
-        ("groups>=32", [2]),
         ("groups=none", [0, 1]),
         ("max_steps=none,seed=1", [1]),
-        ("max_steps>0", []),
         ("status=finished", [0, 1, 2, 3]),
-        ("status!=finished", []),
-        (f"hash={RunConfig().hash}", [0]),
         (f"hash={RunConfig().hash[:5]}", [0]),
     ],
 )
@@ -74,15 +65,11 @@ def test_diverged_runs_are_selected_too() -> None:
 @pytest.mark.parametrize(
     ("conditions", "finished"),
     [
-        ({"norm": "CN"}, 2),
         ({"norm": "cn8"}, 1),
         ({"norm": ["cn8", "bn"]}, 2),
-        ({"norm": "cn4"}, 0),
         ({"strategy": "DER++"}, 3),
         ({"stream": "SplitCIFAR100", "memory": "ring"}, 3),
-        ({"stream": "seq-mnist"}, 0),
         ({"model": "mine.py:make", "seed": range(3)}, 1),
-        ({"lr": lambda lr: lr > 0.05}, 0),
     ],
 )
 def test_where_understands_names_as_run_does(conditions: dict[str, Any], finished: int) -> None:

@@ -269,11 +269,16 @@ def test_runs_in_another_thread_install_no_handlers(mnist: list[str], tmp_path: 
 def test_resume_leaves_runs_with_own_code_to_their_command(mnist: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from contnorm import bench\nclass Mine(bench.ER):\n    pass\n")
     typed = ["run", *mnist, "--strategy", "mine.py:Mine", "--norm", "bn"]
+
+    def stopped(*given: Any) -> Iterator[Event]:
+        for event in execute(*given):
+            yield event
+            if event.kind == "steps":
+                signal.raise_signal(signal.SIGINT)
+
     with pytest.MonkeyPatch.context() as patched:
-        asked = iter([False, False])
-        patched.setattr(running, "execute", lambda runs, options, *_: execute(runs, options, lambda: next(asked, True)))
-        with pytest.raises(UserError):  # there is no result
-            call(*typed)
+        patched.setattr(running, "execute", stopped)
+        assert call(*typed)[0] == 130
     (left,) = unfinished_runs(Path("runs"))
     assert left.step
     done = CliRunner().invoke(app, ["resume", "--data-root", mnist[3]])

@@ -46,7 +46,6 @@ WITHOUT_TORCH = [
             "bench.streams.tasks",
             "bench.data.registry",
             "bench.data.multilabel",
-            "diagnosis.result",
             "report.report",
             "report.runs",
             "cli.main",

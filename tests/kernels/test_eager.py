@@ -210,25 +210,6 @@ def test_gradients_of_any_layout(module: Any, device: torch.device) -> None:
     assert equal(expected, found)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_groups": 3}, "3"),
-        ({"weight": torch.ones(5)}, "parameter"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_are_still_refused(
-    arguments: dict[str, Any], message: str, driver: Any, device: torch.device
-) -> None:
-    ((x, _),) = batches(1, 3, 4, 2, 2, device=device)
-    usual = dict(training=True, momentum=0.1, eps=1e-5, num_groups=2, kernel="triton")  # noqa: C408
-    mean, var = torch.zeros(4, device=device), torch.ones(4, device=device)
-    continual_norm(x, mean, var, **usual), continual_norm(x, mean, var, **usual)  # type: ignore[arg-type]
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        continual_norm(x, mean, var, **(usual | arguments))
-
-
 # --- not plain eager mode -----------------------------------------------------------------------------------------
 
 
@@ -361,21 +342,16 @@ def software(module: Any) -> Iterator[InterpreterDriver]:
     eager.stop()
 
 
-def test_failed_launch_is_an_error(software: InterpreterDriver) -> None:
-    layer, ((x, _),) = layer_for(), batches(1, 3, 4, 2, 2, device=torch.device("cpu"))
-    layer(x)
-    software.fails = True
-    with pytest.raises(RuntimeError, match="CUDA error 700"):
-        layer(x)
-
-
-def test_launch_attributes(software: InterpreterDriver) -> None:
+def test_launch_attributes_and_errors(software: InterpreterDriver) -> None:
     layer, ((x, _),) = layer_for(), batches(1, 3, 4, 2, 2, device=torch.device("cpu"))
     software.cooperative, software.cluster = True, 4
     layer(x), layer(x)
     ((threads, shared, attributes),) = software.configurations
     assert (threads, shared) == (32 * software.known[0][0].launch.constants["num_warps"], 512)
     assert attributes == [(4, 4), (5, 1), (2, 1)]  # numbers of the driver: cluster size and policy, cooperative
+    software.fails = True
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        layer(x)
 
 
 # --- when it is built ---------------------------------------------------------------------------------------------
@@ -414,9 +390,3 @@ def test_short_programs_do_not_build(fresh: list[str]) -> None:
     assert fresh == ["replay"]
     count(3 * eager.BUILD_AFTER)  # a failed build is not tried again
     assert fresh == ["replay"] and not eager.is_active()
-
-
-def test_built_extension_is_loaded_at_once(fresh: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "is_built", lambda name: True)
-    count(1)
-    assert fresh == ["replay"]

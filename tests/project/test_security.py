@@ -64,7 +64,7 @@ def test_package_executes_nothing_that_a_file_contains() -> None:
         if (calls := list(dangerous_calls(path.read_text(encoding="utf-8"))))
     }
     own = {name: found.pop(name) for name in OWN_PROCESSES | OWN_FILES if name in found}
-    # `components` executes a file that the call names; tests/bench/test_components.py tests that no other is.
+    # `components` executes a file that the call names; tests/bench/api/test_user_code.py tests that no other is.
     assert found.pop("bench/components.py", ["exec"]) == ["exec"]
     # Archives with known checksums, with the data filter of tarfile.
     assert found.pop("bench/data/registry.py", ["shutil.unpack_archive"]) == ["shutil.unpack_archive"]

@@ -10,15 +10,8 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
-
-__all__ = [
-    "StopRequested",
-    "StopSignals",
-    "child_processes",
-    "raise_on_stop",
-]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 1.0  # seconds for an orderly end after the second signal
@@ -69,13 +62,10 @@ class StopSignals:
         return bool(self.received)
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            self._install()
-        elif _open_contexts:
-            self.received = _open_contexts[-1].received  # the same list
-        return self
-
-    def _install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            if _open_contexts:
+                self.received = _open_contexts[-1].received  # the same list
+            return self
         # Python calls a handler only after the main thread has returned from native code. Its C handler writes to the
         # wakeup descriptor immediately, and another thread can read that.
         self._reader, self._writer = socket.socketpair()
@@ -86,10 +76,9 @@ class StopSignals:
         for number in SIGNALS:
             self._handlers[number] = signal.signal(number, self._handle)
         _open_contexts.append(self)
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not self._handlers:
             return
         for number, handler in self._handlers.items():
@@ -110,25 +99,17 @@ class StopSignals:
 
     def _watch(self) -> None:
         count = 0
-        while content := self._receive():
-            for number in content:
-                if number not in SIGNALS:
-                    continue
-                count += 1
-                if count == 1:
-                    _write_to_stderr(ACKNOWLEDGED if self.announce else "")
-                elif not self._closed.wait(GRACE):
-                    _end_at_once(number)
-
-    def _receive(self) -> bytes:
-        try:
-            content = self._reader.recv(64)
-        except OSError:
-            return b""
-        if self._previous_descriptor != -1:
-            with suppress(OSError):
-                os.write(self._previous_descriptor, content)
-        return content
+        with suppress(OSError):  # closed
+            while content := self._reader.recv(64):
+                if self._previous_descriptor != -1:
+                    with suppress(OSError):
+                        os.write(self._previous_descriptor, content)
+                for number in content:
+                    count += number in SIGNALS
+                    if number in SIGNALS and count == 1:
+                        _write_to_stderr(ACKNOWLEDGED if self.announce else "")
+                    elif number in SIGNALS and not self._closed.wait(GRACE):
+                        _end_at_once(number)
 
 
 _open_contexts: list[StopSignals] = []

@@ -17,11 +17,8 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.fingerprint import Match, compare_fingerprints
 from contnorm.bench.records import Record, Store
 from contnorm.bench.stats import summarize_differences, t_interval
-from contnorm.diagnosis.measure import diagnose
-from contnorm.diagnosis.result import Diagnosis, mean_diagnosis, pair_sentence
+from contnorm.diagnosis.measure import Diagnosis, diagnose, mean_diagnosis, pair_sentence
 from contnorm.errors import UserError
-
-__all__ = ["RunDiagnosis", "diagnose_run"]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ from contnorm.bench.api.stream import Stream, TaskDataset
 from contnorm.bench.streams.device import DeviceStream
 from contnorm.convert.conversion import convert_norm, norm_layers
 from contnorm.moments.pooling import Moments, keeps_moments, read_moments, write_moments
-from contnorm.moments.reestimate import Reestimated, reestimate
+from contnorm.moments.reestimate import ChainedBatches, Reestimated, reestimate
 from contnorm.registry import DIMS, LayerFactory, NormInfo, norm_class, resolve_norm
 
 __all__ = ["NormEffect", "NormPlugin", "RandomCropAndFlip", "to_avalanche"]
@@ -248,7 +248,7 @@ def _experience_id(experience: Any) -> int:
 
 def _measured(strategy: Any, parts: Sequence[Any]) -> dict[str, Moments]:
     """Return the exact moments of data sets, by layer; the model keeps its own."""
-    batches = _Chained([_batches_of(strategy, data) for data in parts])
+    batches = ChainedBatches([_batches_of(strategy, data) for data in parts])
     with reestimate(strategy.model, batches, call=_forward_on(strategy.device), frozen="lift") as done:
         return {name: (layer.new_mean, layer.new_var) for name, layer in done.moments.items()}
 
@@ -270,19 +270,6 @@ def _evaluate(strategy: Any) -> int:
 
 def _correct(scores: Tensor, y: Tensor) -> int:
     return int((scores.argmax(1) == y).sum())
-
-
-class _Chained:
-    """Batches of several data sets, one after the other."""
-
-    def __init__(self, parts: Sequence[DataLoader[Any]]) -> None:
-        self.parts = parts
-
-    def __len__(self) -> int:
-        return sum(len(part) for part in self.parts)
-
-    def __iter__(self) -> Iterator[Any]:
-        return chain.from_iterable(self.parts)
 
 
 def _forward_on(device: torch.device) -> Callable[[nn.Module, Any], object]:

@@ -16,8 +16,7 @@ from torch import nn
 from contnorm.convert.conversion import convert_sync, needs_sync, norm_layers, revert_sync
 from contnorm.convert.detect import DetectedNorm
 from contnorm.convert.spec import apply_norm_spec, norm_spec
-from contnorm.diagnosis.measure import ByTask, diagnose
-from contnorm.diagnosis.result import Diagnosis
+from contnorm.diagnosis.measure import ByTask, Diagnosis, diagnose
 from contnorm.integrations.training_data import Batches, all_processes, generators_restored, select_batches
 from contnorm.moments.freeze import freeze_stats
 from contnorm.moments.reestimate import Call, Reestimated, call_on_batch, reestimate

@@ -8,6 +8,7 @@ operators compute the same formulas, and so they do for double backward.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_double, c_int, c_int64, c_void_p
 from functools import cache
 from importlib import import_module
@@ -82,9 +83,13 @@ def unavailable_reason() -> str | None:
     return loaded if isinstance(loaded, str) else None
 
 
-def call(name: str, *args: int | float | None) -> None:
-    """Call a function of the library, which must be available."""
-    if getattr(library(), name)(*args) != 0:
+def call(name: str, tensors: Sequence[Tensor | None], x: Tensor, groups: int, *rest: float) -> None:
+    """Call a function of the library, which must be available: tensors, sizes and layout of x, then other arguments."""
+    n, c = x.shape[:2]
+    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    adjacent = x.dim() == 2 or (channels_last(x) and not x.is_contiguous())  # values of a position
+    sizes = n, c, x.numel() // (n * c), groups, adjacent, x.dtype == torch.bfloat16
+    if getattr(library(), name)(*pointers, *sizes, *rest, torch.get_num_threads()) != 0:
         raise MemoryError(f"{name}: there is not enough memory for the tables of the kernel.")
 
 
@@ -185,27 +190,14 @@ class _Training(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         eps, groups, relu = settings
         ctx.settings, ctx.residual = settings, residual is not None
-        data = _readable(x)
-        n, c, _, _ = sizes = _sizes(data, groups)
+        data, (n, c) = _readable(x), x.shape[:2]
+        added = None if residual is None else like(_readable(residual), data)
         y = torch.empty_like(data)
         table = _scratch(2 * (n * (c + groups) + c), torch.float64)
         moments = _scratch(2 * c).view(2, c)
-        given = _floats(weight), _floats(bias), None if residual is None else like(_readable(residual), data)
-        call(
-            "contnorm_cn_train",
-            data.data_ptr(),
-            *map(_pointer, given),
-            y.data_ptr(),
-            table.data_ptr(),
-            moments.data_ptr(),
-            *map(_pointer, (None, None) if running is None else running[:2]),
-            *sizes,
-            *_layout(data),
-            0.0 if running is None else running.momentum,
-            eps,
-            relu,
-            torch.get_num_threads(),
-        )
+        mean, var, momentum = (None, None, 0.0) if running is None else (running.mean, running.var, running.momentum)
+        tensors = data, _floats(weight), _floats(bias), added, y, table, moments, mean, var
+        call("contnorm_cn_train", tensors, data, groups, momentum, eps, relu)
         if running is not None:  # tells autograd of the in-place update, as an operator does
             torch.autograd.graph.increment_version([t for t in running[:2] if t is not None])
         ctx.set_materialize_grads(False)
@@ -220,12 +212,18 @@ class _Training(torch.autograd.Function):
             return (None,) * 6
         x, y, weight, bias, table = ctx.saved_tensors
         eps, groups, relu = ctx.settings
-        grads: tuple[Any, ...]
+        dx: Tensor | None
+        masked: Tensor | None
         if can_use_kernels(dy):
-            grads = _gradients(dy, x, y, weight, bias, table, groups, relu, ctx.needs_input_grad[0])
+            data = _readable(x)
+            saved = None if y is None else like(_readable(y), data)  # hooks on saved tensors may change its layout
+            dx = torch.empty_like(data) if ctx.needs_input_grad[0] or y is not None else None
+            masked = None if y is None else torch.empty_like(data)
+            dweight, dbias = _scratch(2 * x.shape[1]).view(2, -1)
+            given = like(_readable(dy), data), data, saved, _floats(weight), _floats(bias), table
+            call("contnorm_cn_backward", (*given, dx, dweight, dbias, masked), data, groups, relu)
         else:
-            grads = analytic.plain_backward(dy, x, y, weight, bias, eps, groups, relu)
-        dx, dweight, dbias, masked = grads
+            dx, dweight, dbias, masked = analytic.plain_backward(dy, x, y, weight, bias, eps, groups, relu)
         dresidual = (masked if relu else dy) if ctx.residual else None
         return dx, analytic.typed(dweight, weight), analytic.typed(dbias, bias), dresidual, None, None
 
@@ -233,22 +231,12 @@ class _Training(torch.autograd.Function):
 class _Evaluation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *rest: Any) -> Tensor:
-        x, mean, var, weight, bias, residual = rest[:6]
+        *vectors, residual = rest[1:6]
         eps, groups, relu = rest[6]
-        data = _readable(x)
+        data = _readable(rest[0])
+        added = None if residual is None else like(_readable(residual), data)
         y = torch.empty_like(data)
-        given = *map(_floats, (mean, var, weight, bias)), None if residual is None else like(_readable(residual), data)
-        call(
-            "contnorm_cn_evaluate",
-            data.data_ptr(),
-            *map(_pointer, given),
-            y.data_ptr(),
-            *_sizes(data, groups),
-            *_layout(data),
-            eps,
-            relu,
-            torch.get_num_threads(),
-        )
+        call("contnorm_cn_evaluate", (data, *map(_floats, vectors), added, y), data, groups, eps, relu)
         analytic.keep_for_evaluation(ctx, (*rest[:6], eps, groups, relu), y)
         return y
 
@@ -257,57 +245,11 @@ class _Evaluation(torch.autograd.Function):
         return *analytic.backward_of_evaluation(ctx, dy), None
 
 
-def _gradients(
-    dy: Tensor,
-    x: Tensor,
-    y: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    table: Tensor,
-    groups: int,
-    relu: bool,
-    for_input: bool,
-) -> tuple[Any, ...]:
-    """Compute the gradients of x, weight, bias and, if there is ``y``, the residual."""
-    data = _readable(x)
-    grad = like(_readable(dy), data)
-    dx = torch.empty_like(data) if for_input or y is not None else None
-    dresidual = None if y is None else torch.empty_like(data)
-    saved = None if y is None else like(_readable(y), data)  # hooks on saved tensors may have changed its layout
-    sums = _scratch(2 * x.shape[1]).view(2, -1)
-    scale, offset = _floats(weight), _floats(bias)
-    call(
-        "contnorm_cn_backward",
-        grad.data_ptr(),
-        data.data_ptr(),
-        *map(_pointer, (saved, scale, offset, table, dx)),
-        sums[0].data_ptr(),
-        sums[1].data_ptr(),
-        _pointer(dresidual),
-        *_sizes(data, groups),
-        *_layout(data),
-        relu,
-        torch.get_num_threads(),
-    )
-    return dx, sums[0], sums[1], dresidual
-
-
 def _readable(x: Tensor) -> Tensor:
     """Return a tensor whose memory has its values, contiguous or channels_last: the tensor itself, or a copy."""
     if x._is_zerotensor():  # it has no memory
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     return in_layout(x.detach().resolve_neg())
-
-
-def _sizes(x: Tensor, groups: int) -> tuple[int, int, int, int]:
-    """Return the numbers of samples, channels, positions and groups."""
-    n, c = x.shape[0], x.shape[1]
-    return n, c, x.numel() // (n * c), groups
-
-
-def _layout(x: Tensor) -> tuple[bool, bool]:
-    """Return whether values of a position are next to each other, and whether they are bfloat16."""
-    return x.dim() == 2 or (channels_last(x) and not x.is_contiguous()), x.dtype == torch.bfloat16
 
 
 def _scratch(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -318,7 +260,3 @@ def _scratch(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def _floats(vector: Tensor | None) -> Tensor | None:
     """Return a parameter or moment as contiguous float32, which the kernel reads."""
     return None if vector is None else vector.detach().float().contiguous()
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -19,9 +19,10 @@ the biased one times n / (n - 1), with the effective number of values n = (sum o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import Any, cast
 
@@ -200,6 +201,19 @@ def reestimate(
     return Reestimated({name: layers[name] for name in pools}, {name: old[name] for name in pools})
 
 
+class ChainedBatches:
+    """Batches of several data sets, one after the other, which can be iterated repeatedly."""
+
+    def __init__(self, parts: Sequence[Iterable[Any]]) -> None:
+        self.parts = parts
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))  # type: ignore[arg-type]
+
+
 # --- how a model is run on a batch ----------------------------------------------------------------------------------
 
 
@@ -291,7 +305,11 @@ class _Measurement:
 
     def _sweep(self, batches: Iterable[Any]) -> None:
         streamed = isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset)  # a rough length
-        if streamed or not hasattr(batches, "__len__") or not fits_lockstep(len(batches)):  # type: ignore[arg-type]
+        try:
+            count = len(batches)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError) as error:
+            raise NoLockstepError from error
+        if streamed or not fits_lockstep(count):
             raise NoLockstepError
         held = list(batches)
         if held:

@@ -131,7 +131,7 @@ def test_factory_may_make_its_norms_itself(stream: bench.Stream) -> None:
 
 
 def test_model_without_the_norm_is_refused(stream: bench.Stream) -> None:
-    with pytest.raises(UserError, match="no normalization layer"):
+    with pytest.raises(UserError, match="none of its normalization layers"):
         bench.run(stream, model=lambda shape, outputs: nn.Linear(12, outputs), norm="cn")
     assert bench.run(stream, model=lambda shape, outputs: nn.Linear(12, outputs), norm="none", settings=FAST).seeds == [
         0

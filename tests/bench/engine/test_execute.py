@@ -23,7 +23,7 @@ from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.engine import execute as execution
 from contnorm.bench.engine.execute import execute, group_runs, plan_groups
-from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess
+from contnorm.bench.engine.launch import Launcher, Processes
 from contnorm.bench.engine.run import Event, Run, RunOptions, list_devices
 from contnorm.bench.records import Record, Store
 from contnorm.bench.unfinished import unfinished_runs
@@ -64,7 +64,7 @@ def test_runs_are_recorded_once_and_leave_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_give_the_records_of_one_process(tmp_path: Path) -> None:
     runs = [run_of(seed, norm={"name": norm}) for norm in ("bn", "cn") for seed in (0, 1)]
-    for name, launcher in (("one", ThisProcess()), ("two", Processes(2))):
+    for name, launcher in (("one", None), ("two", Processes(2))):
         list(execute(runs, RunOptions(runs=tmp_path / name, launcher=launcher)))
     assert all_bits(tmp_path / "one") == all_bits(tmp_path / "two") and len(all_bits(tmp_path / "one")) == 4
 
@@ -195,7 +195,7 @@ def make(shape, outputs, norm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [ThisProcess(), Processes(2)])
+@pytest.mark.parametrize("launcher", [None, Processes(2)])
 def test_error_of_user_code_is_one_line_and_leaves_nothing(tmp_path: Path, launcher: Launcher) -> None:
     file = tmp_path / "net.py"
     file.write_text(BROKEN.format(action="raise KeyError('a')"))
@@ -255,7 +255,7 @@ def test_devices_that_are_not_there_are_refused(devices: Any, monkeypatch: pytes
 
 
 def test_work_is_sent_without_its_data() -> None:
-    work = execution.Work(RunOptions(launcher=ThisProcess()), prepare=print)
+    work = execution.Work(RunOptions(launcher=Processes(2)), prepare=print)
     work.load("digits")
     state = work.__getstate__()
     assert state["_plans"] == {} and state["prepare"] is None and state["options"].launcher is None

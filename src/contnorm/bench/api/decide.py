@@ -9,9 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from contnorm.bench.api.arguments import resolve_run
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run import find_stream, run_experiments
+from contnorm.bench.api.run import find_stream, resolve_run, run_experiments
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.api.sweep import check_score
 from contnorm.bench.comparison import Experiment, check_experiments, compare

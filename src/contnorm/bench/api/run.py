@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from rich.console import Console
+from torch import nn
 
-from contnorm.bench.api.arguments import DEFAULT_NORM, DEFAULT_STRATEGY, Model, Norm, resolve_run
-from contnorm.bench.api.execution import OnTaskDone, Outcome, print_data_notices, run_runs
+from contnorm.bench.api.execution import LOG_EVERY, Loggers, OnTaskDone, RunLogs, print_data_notices, run_runs
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run_logs import Loggers, LogOptions
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
-from contnorm.bench.components import components_of, loading_user_code
+from contnorm.bench.components import Component, Kind, components_of, identify, loading_user_code
+from contnorm.bench.config.resolve import resolve
+from contnorm.bench.config.schema import flatten_settings
+from contnorm.bench.config.sources import RUN_ARGUMENTS, with_setting
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.launch import Launcher
-from contnorm.bench.engine.run import Run, RunOptions
+from contnorm.bench.engine.run import Event, Run, RunOptions
 from contnorm.bench.memories import Memory
-from contnorm.bench.records import make_record
+from contnorm.bench.models.user_norms import built_in_name
+from contnorm.bench.records import Record, make_record
 from contnorm.bench.strategies.base import Strategy
-from contnorm.errors import UserError
+from contnorm.errors import UserError, unknown
 
-__all__ = ["DivergedError", "find_stream", "run", "run_all", "run_experiments"]
+log_messages = logging.getLogger("contnorm")
+
+
+class _Default(str):
+    """The default of an argument, which ``settings`` may override."""
+
+
+DEFAULT_NORM, DEFAULT_STRATEGY = _Default("cn"), _Default("er")
+Model = str | nn.Module | Callable[..., nn.Module]
+Norm = str | Callable[..., nn.Module]
+ARGUMENTS = (*RUN_ARGUMENTS, "settings", "tag")  # of `run` that describe an experiment
+_BASES: dict[str, type] = {"strategy": Strategy, "memory": Memory}
 
 
 class DivergedError(UserError):
@@ -60,7 +75,7 @@ def run(
     memory_moments: bool = False,
     progress: bool | Console = False,
     log: Loggers | None = None,
-    log_every: int = LogOptions.every,
+    log_every: int = LOG_EVERY,
     log_dir: str | Path | None = None,
     launcher: str | Launcher | None = None,
     on_task_done: OnTaskDone | None = None,
@@ -127,26 +142,12 @@ def run(
         >>> result.accuracy.shape
         (2, 2, 2)
     """
-    arguments: dict[str, Any] = {"norm": norm, "strategy": strategy, "model": model, "memory": memory, "lr": lr}
-    arguments |= {"batch_size": batch_size, "replay": replay, "settings": settings, "tag": tag}
-    (result,) = run_all(
-        stream,
-        [arguments],
-        seeds=seeds,
-        runs=runs,
-        device=device,
-        devices=devices,
-        lanes=lanes,
-        threads=threads,
-        keep_weights=keep_weights,
-        memory_moments=memory_moments,
-        progress=progress,
-        log=log,
-        log_every=log_every,
-        log_dir=log_dir,
-        launcher=launcher,
-        on_task_done=on_task_done,
-    )
+    options = dict(locals())
+    arguments = {name: options.pop(name) for name in ARGUMENTS}
+    stream = find_stream(options.pop("stream"))
+    (result,) = run_experiments(stream, [resolve_run(stream, arguments, runs is not None)], **options)
+    if isinstance(result, DivergedError):
+        raise result
     return result
 
 
@@ -189,6 +190,86 @@ def find_stream(stream: Stream | str) -> Stream:
     return found
 
 
+def resolve_run(stream: Stream, arguments: Mapping[str, Any], recorded: bool) -> Run:
+    """Check and complete the settings of an experiment; returns its run with seed 0.
+
+    Args:
+        stream: The stream.
+        arguments: Arguments of `run`: those of `ARGUMENTS`.
+        recorded: Whether runs are recorded, so that Python objects need an identity.
+    """
+    for name in arguments:
+        if name not in ARGUMENTS:
+            raise unknown("argument of an experiment", str(name), ARGUMENTS)
+    given: dict[str, tuple[str, Any]] = {}  # by setting key: the argument and its value
+    objects: list[Component] = []
+
+    def give(argument: str, key: str, value: Any) -> None:
+        value = value.item() if isinstance(value, np.generic) else value
+        if key in given and given[key][1] != value:
+            other, earlier = given[key]
+            raise UserError(f"{other} and {argument} set {key} to {earlier!r} and to {value!r}. Give it once.")
+        given[key] = argument, value
+
+    for argument, key in RUN_ARGUMENTS.items():
+        value = arguments.get(argument)
+        if value is None or isinstance(value, _Default):
+            continue
+        if isinstance(value, str | bool | int | float | np.generic):
+            give(argument, key, value)
+            continue
+        settings = _settings_of(argument, key, value)
+        for own_key, own_value in settings.items():
+            give(f"{argument}={type(value).__name__}(...)", own_key, own_value)
+        if key not in settings:
+            found = identify(value, cast(Kind, argument), arguments.get("tag"), recorded, _definition(value))
+            give(argument, key, found.name)
+            if found.code is not None:
+                give(argument, f"{key.partition('.')[0]}.code", found.code)
+            objects.append(found)
+    for key, value in flatten_settings(arguments.get("settings") or {}).items():
+        give(f"settings[{key!r}]", key, value)
+    defaults = {"norm": {"name": str(DEFAULT_NORM)}, "strategy": {"name": str(DEFAULT_STRATEGY)}, **stream.defaults}
+    values: dict[str, Any] = {**defaults, "stream": stream.settings}
+    for key, (_, value) in given.items():
+        values = with_setting(values, key, value)
+    return Run(resolve(values, stream.root or Path("data")), 0, objects)
+
+
+def _settings_of(argument: str, key: str, value: Any) -> dict[str, Any]:
+    """Return the settings of an object, with its name (``key``) if it is a strategy or memory of this package.
+
+    An object of a user's subclass has the settings of its base class, but not its name: its code differs. An object
+    that can't be used as a norm, a strategy, a memory or a network is refused.
+    """
+    base = _BASES.get(argument)
+    if base is not None:
+        kind = value if isinstance(value, type) else type(value)
+        if not issubclass(kind, base):
+            raise UserError(f"{argument}={value!r}: use a name, or a subclass of bench.{base.__name__} or its object.")
+        built_in = kind.__module__.startswith("contnorm.bench.")
+        settings = {key: getattr(value, "name", "")} if isinstance(value, type) else getattr(value, "overrides", {})
+        return {name: own for name, own in settings.items() if name != key or (built_in and own)}
+    if not callable(value) or (argument == "norm" and isinstance(value, nn.Module | Mapping)):
+        raise UserError(f"{argument}={value!r}: use a name, or a function or class that makes it.")
+    if argument == "norm" and (name := built_in_name(value)) is not None:
+        raise UserError(f"norm={value.__name__}: is a norm of contnorm. Use its name, norm={name!r}.")
+    return {}
+
+
+def _definition(value: object) -> object:
+    """Return what identifies an object: of a strategy or memory its class, with attributes that are no settings."""
+    if not isinstance(value, Strategy | Memory):
+        return value
+    base = next(cls for cls in type(value).__mro__ if cls.__module__.startswith("contnorm."))
+    fresh: object = base(1) if issubclass(base, Memory) else base()
+    own = {name: part for name, part in vars(value).items() if name not in vars(fresh)}
+    if isinstance(value, Strategy):
+        own |= dict(value.named_children()) | dict(value.named_parameters(recurse=False))
+        own |= dict(value.named_buffers(recurse=False))
+    return (type(value), own) if own else type(value)
+
+
 def run_experiments(
     stream: Stream,
     experiments: Sequence[Run],
@@ -197,7 +278,7 @@ def run_experiments(
     runs: str | Path | None = None,
     progress: bool | Console = False,
     log: Loggers | None = None,
-    log_every: int = LogOptions.every,
+    log_every: int = LOG_EVERY,
     log_dir: str | Path | None = None,
     on_task_done: OnTaskDone | None = None,
     **options: Any,
@@ -210,50 +291,46 @@ def run_experiments(
         seeds, runs, progress, log, log_every, log_dir, on_task_done: As in `run`.
         **options: Options of `RunOptions`.
     """
-    folder = None if runs is None else Path(runs).expanduser()
-    console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
-    sources = {stream.source.name: stream.source} if stream.root is None else {}
     resolved = RunOptions(
         **{name: value for name, value in options.items() if value is not None},
         allow_missing=stream.allow_missing,
-        runs=folder,
+        runs=None if runs is None else Path(runs).expanduser(),
         data_root=stream.root or Path("data"),
-        sources=sources,
+        sources={stream.source.name: stream.source} if stream.root is None else {},
     )
+    console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     seed_list = list_seeds(seeds)
     todo = list(dict.fromkeys(replace(one, seed=seed) for one in experiments for seed in seed_list))
     if "source" not in stream.settings:
         print_data_notices(todo, resolved.data_root)
-    with LogOptions.of(log, log_every, log_dir).open(folder) as logs:
-        outcome = run_runs(todo, resolved, console, logs=logs, on_task_done=on_task_done)
-    return [_result(one, seed_list, outcome, stream, resolved) for one in experiments]
-
-
-def _result(
-    one: Run, seeds: Sequence[int], outcome: Outcome, stream: Stream, options: RunOptions
-) -> Result | DivergedError:
-    """Return the result of an experiment, from what was run and what was recorded before."""
-    records, weights, diverged = [], dict[int, bytes | Path](), dict[int, str]()
-    for run in (replace(one, seed=seed) for seed in seeds):
-        event = outcome.finished.get(run)
-        if run in outcome.diverged:
-            diverged[run.seed] = outcome.diverged[run]
+    logs = None if log is None else RunLogs(log, resolved.runs, log_every, log_dir)
+    ended = run_runs(todo, resolved, console, logs=logs, on_task_done=on_task_done)
+    results: list[Result | DivergedError] = []
+    for one in experiments:
+        events = {seed: ended[replace(one, seed=seed)] for seed in seed_list}
+        diverged = {seed: event.why for seed, event in events.items() if event.kind == "diverged"}
+        records = [_record(event, resolved) for seed, event in events.items() if seed not in diverged]
+        if not records:
+            results.append(DivergedError(" ".join(diverged.values())))
             continue
-        if event is not None:
-            records.append(make_record(run.config, run.seed, event.results, event.path))
-        else:
-            records.append(options.store.load_run(run.config, run.seed))
-        path = records[-1].path
-        if event is not None and event.weights is not None:
-            weights[run.seed] = event.weights
-        elif path is not None and weights_path(path).is_file():
-            weights[run.seed] = weights_path(path)
-        elif options.keep_weights and path is not None:
-            logging.getLogger("contnorm").warning(
-                f"{path}: was recorded without its weights. Move it away to run it again with them."
-            )
-    if not records:
-        return DivergedError(" ".join(diverged.values()))
-    for reason in diverged.values():
-        logging.getLogger("contnorm").warning(reason)
-    return Result(records, diverged=diverged, stream=stream, weights=weights, objects=components_of(one.config))
+        for reason in diverged.values():
+            log_messages.warning(reason)
+        weights: dict[int, bytes | Path] = {}
+        for record in records:
+            kept = events[record.seed].weights
+            if kept is not None:
+                weights[record.seed] = kept
+            elif record.path is not None and weights_path(record.path).is_file():
+                weights[record.seed] = weights_path(record.path)
+            elif resolved.keep_weights and record.path is not None:
+                why = f"{record.path}: was recorded without its weights. Move it away to run it again with them."
+                log_messages.warning(why)
+        objects = components_of(one.config)
+        results.append(Result(records, diverged=diverged, stream=stream, weights=weights, objects=objects))
+    return results
+
+
+def _record(event: Event, options: RunOptions) -> Record:
+    if event.kind == "recorded":
+        return options.store.load_run(event.config, event.seed)
+    return make_record(event.config, event.seed, event.results, event.path)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contnorm.bench.api.arguments import DEFAULT_NORM, resolve_run
 from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run import find_stream, run_experiments
+from contnorm.bench.api.run import DEFAULT_NORM, find_stream, resolve_run, run_experiments
 from contnorm.bench.api.stream import Stream, list_seeds
 from contnorm.bench.config.schema import RunConfig, flatten_settings
 from contnorm.bench.config.sources import RUN_ARGUMENTS, format_value

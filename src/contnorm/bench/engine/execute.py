@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from contnorm.atomic_files import write_atomically
 from contnorm.bench.components import Component, components_of, has_user_frame, share_components, user_code_error
 from contnorm.bench.cost import CostModel, recorded_timings
 from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
-from contnorm.bench.engine.launch import Launcher, Processes, ThisProcess
+from contnorm.bench.engine.launch import Launcher, Processes
 from contnorm.bench.engine.loop import Lane, train_lanes
 from contnorm.bench.engine.provenance import numerics, provenance
 from contnorm.bench.engine.run import Event, Run, RunOptions
@@ -59,7 +60,8 @@ def execute(
         ended = set()
         try:
             launcher, groups = _launcher_and_groups(work, todo)
-            for event in launcher.launch(work, groups, stop):
+            here = (work(group, stop) for group in groups if not stop())
+            for event in chain.from_iterable(here) if launcher is None else launcher.launch(work, groups, stop):
                 ended |= {event.run} if event.is_end or event.kind == "waiting" else set()
                 held += [event.run] if event.kind == "waiting" else []
                 yield event
@@ -92,14 +94,15 @@ def _recorded(run: Run, options: RunOptions) -> Event | None:
     return Event("diverged", run, why=why, path=path)
 
 
-def _launcher_and_groups(work: Work, runs: Sequence[Run]) -> tuple[Launcher, list[tuple[Run, ...]]]:
-    """Return the launcher of the options, by default processes of this machine where they pay, and groups of runs."""
+def _launcher_and_groups(work: Work, runs: Sequence[Run]) -> tuple[Launcher | None, list[tuple[Run, ...]]]:
+    """Return the launcher and the groups of runs: by default this process (None), or processes where they pay."""
     options, launcher = work.options, work.options.launcher
+    assert launcher is None or isinstance(launcher, Launcher)
     if len(runs) < 2 and launcher is None:
-        return ThisProcess(), [(run,) for run in runs]
+        return None, [(run,) for run in runs]
     costs = CostModel(recorded_timings(options.runs), options.torch_device.type)
     if launcher is None:
-        launcher, processes = ThisProcess(), min(options.lane_count, len(runs))
+        processes = min(options.lane_count, len(runs))
         devices = options.devices if isinstance(options.devices, tuple) else ()
         if len(devices) > 1:
             launcher = Processes(len(devices), devices)
@@ -108,15 +111,15 @@ def _launcher_and_groups(work: Work, runs: Sequence[Run]) -> tuple[Launcher, lis
             seconds = sum(costs.seconds(run.config, samples=samples[run.source]) for run in runs)
             if seconds * (1 - 1 / processes) > START_SECONDS:
                 launcher = Processes(processes)
-    assert isinstance(launcher, Launcher)
     # Invalid settings fail before the first run starts: build the trainer of one run of each experiment, on the CPU,
     # since the GPUs may be those of workers. The learning rate changes nothing that is checked.
     distinct = {replace(run.config, train=replace(run.config.train, lr=1.0)): run for run in runs}
-    if len(distinct) > 1 or not isinstance(launcher, ThisProcess):
+    if len(distinct) > 1 or launcher is not None:
         for run in distinct.values():
             plans = work.load(run.source)
             Trainer(run.config, 0, plans.source, torch.device("cpu"), plans=plans)
-    return launcher, plan_groups(runs, options, launcher.workers(), costs)
+    workers = None if launcher is None else launcher.workers()
+    return launcher, plan_groups(runs, options, workers, costs)
 
 
 def group_runs(runs: Iterable[Run], size: int) -> list[tuple[Run, ...]]:

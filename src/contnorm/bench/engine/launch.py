@@ -1,4 +1,4 @@
-"""Launchers: where groups of runs are executed. Here: in this process, and in processes of this machine.
+"""Launchers: where groups of runs are executed. Here: in processes of this machine.
 
 Worker processes are started from this module, not from the caller's main module, and get what they need through
 cloudpickle. A notebook, and a script without a ``__main__`` guard, can therefore use them. Only the parent handles
@@ -75,19 +75,6 @@ class Launcher(ABC):
         """
 
 
-class ThisProcess(Launcher):
-    """Executes one group after the other in this process."""
-
-    remote: ClassVar[bool] = False
-
-    def launch(self, work: Work, groups: Sequence[Sequence[Run]], stop: Callable[[], bool]) -> Iterator[Event]:
-        """Execute groups in order."""
-        for group in groups:
-            if stop():
-                return
-            yield from work(group, stop)
-
-
 class Processes(Launcher):
     """Executes groups in worker processes of this machine.
 
@@ -112,7 +99,9 @@ class Processes(Launcher):
         except Exception as error:  # objects of the user raise errors of any type
             reason = f"an object can't be sent to another process ({type(error).__name__}: {error})"
             logging.getLogger("contnorm").warning(f"runs are executed one after the other in this process: {reason}.")
-            yield from ThisProcess().launch(work, groups, stop)
+            for group in groups:
+                if not stop():
+                    yield from work(group, stop)
             return
         todo, workers, limit = deque(contents), list[_Worker](), LAST_WORDS
         try:

@@ -23,7 +23,7 @@ import ctypes
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -237,69 +237,49 @@ def _count(x: Tensor) -> None:
 
 
 def _launch_training(args: tuple[Any, ...], running: MomentUpdate) -> tuple[Tensor, Tensor]:
-    """Launch the forward pass of training, and register it."""
-    if _extension is None:
-        _count(args[0])
-        return launch.forward(*args, running)  # type: ignore[call-arg]
-    with recording() as launches:
-        output = launch.forward(*args, running)  # type: ignore[call-arg]
-    x, weight, bias, residual, eps, groups, relu = args
-    moments = running.mean, running.var
+    x, weight, bias, residual, *settings = args
     momentum = running.momentum if running.weight is None else running.weight
-    call = x, *moments, weight, bias, True, momentum, eps, groups, relu, residual, running.counter
-    _register("register_forward", call, launches, ("part_ptr",))
+    call = x, running.mean, running.var, weight, bias, True, momentum, *settings, residual, running.counter
+    output: tuple[Tensor, Tensor] = _launch(launch.forward, (*args, running), call)
     return output
 
 
 def _launch_evaluation(args: tuple[Any, ...]) -> Tensor:
-    """Launch the forward pass of evaluation, and register it."""
-    if _extension is None:
-        _count(args[0])
-        return launch.evaluate(*args)
-    with recording() as launches:
-        output = launch.evaluate(*args)
-    x, mean, var, weight, bias, residual, eps, groups, relu = args
-    call = x, mean, var, weight, bias, False, 0.0, eps, groups, relu, residual, None
-    _register("register_forward", call, launches, ("part_ptr",))
+    *tensors, residual, eps, groups, relu = args
+    call = *tensors, False, 0.0, eps, groups, relu, residual, None
+    output: Tensor = _launch(launch.evaluate, args, call)
     return output
 
 
-def _launch_backward(dy: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Launch the backward pass of training, and register it."""
-    if _extension is None:
-        return launch.backward(dy, x, *rest)
-    with recording() as launches:
-        gradients = launch.backward(dy, x, *rest)
-    y, weight, bias, table, _, groups, relu, residual = rest
-    call = dy, x, y, weight, bias, table, groups, relu, residual
-    _register("register_backward", call, launches, ("part_ptr", "slab_ptr"))
+def _launch_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    *tensors, _, groups, relu, residual = args
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor | None]
+    gradients = _launch(launch.backward, args, (*tensors, groups, relu, residual), backward=True)
     return gradients
 
 
-def _register(
-    function: str, call: tuple[Any, ...], launches: Sequence[RecordedLaunch], scratch: tuple[str, ...]
-) -> None:
-    """Register launches, if all of them are known; otherwise this signature always goes through Python."""
+def _launch(run: Callable[..., Any], args: tuple[Any, ...], call: tuple[Any, ...], backward: bool = False) -> Any:
+    """Launch a pass, and register its launches for a call if all are known; otherwise it always goes through Python."""
     extension, driver = _extension, _driver
-    if extension is None or driver is None or not launches:
-        return
+    if extension is None or driver is None:
+        if not backward:
+            _count(args[0])
+        return run(*args)
+    with recording() as launches:
+        results = run(*args)
     described = [driver.describe(each) for each in launches]
-    if any(each is None for each in described):
-        return
-    sizes = [_scratch_size(name, launches) for name in scratch]
+    if not launches or any(each is None for each in described):
+        return results
+    scratch = {"part_ptr": 0, "slab_ptr": 0}  # number of values of these tensors
+    for launched, _, given in launches:
+        for name, value in zip(launched.kernel.arg_names, given, strict=False):
+            if name in scratch and isinstance(value, Tensor):
+                scratch[name] = scratch[name] or value.numel()
     try:
-        if function == "register_forward":
-            extension.register_forward(call, described, *sizes)
+        if backward:
+            extension.register_backward(*call, described, *scratch.values())
         else:
-            extension.register_backward(*call, described, *sizes)
+            extension.register_forward(call, described, scratch["part_ptr"])
     except ValueError as error:  # a kernel with arguments that the extension does not know
         _log.debug("launches are not replayed: %s", error)
-
-
-def _scratch_size(name: str, launches: Sequence[RecordedLaunch]) -> int:
-    """Return the number of values of a scratch tensor, by the name of the argument; 0 if there is none."""
-    for launched, _, args in launches:
-        for argument, value in zip(launched.kernel.arg_names, args, strict=False):
-            if argument == name and isinstance(value, Tensor):
-                return value.numel()
-    return 0
+    return results

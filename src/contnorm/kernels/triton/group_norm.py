@@ -49,12 +49,8 @@ def choose_tile(sizes: Sizes) -> Tile:
         lanes *= 2
     positions = max(1, min(positions, LARGE // lanes))
     blocks = -(-groups * group // lanes)
-    return Tile(group, lanes, positions, blocks, positions >= length, _warps(lanes * positions))
-
-
-def _warps(values: int) -> int:
-    """Number of warps: sixteen values per thread, as in the other kernels."""
-    return min(16, power(max(1, values // 512)))
+    warps = min(16, power(max(1, lanes * positions // 512)))  # sixteen values per thread, as in the other kernels
+    return Tile(group, lanes, positions, blocks, positions >= length, warps)
 
 
 def group_step(

@@ -108,7 +108,9 @@ def plan_training(sizes: Sizes, backward: bool, limits: LaunchLimits) -> LaunchP
     held = (
         2 if backward and sizes.itemsize > 2 else 1
     )  # two tensors of two-byte values need as much as one of four-byte values
-    fits_one = rows <= limits.one_rows and (not sizes.last or _in_pieces(rows * power(length) * held, runs, limits))
+    # In channels_last layout, one program processes few values, of groups that fill a memory sector each.
+    in_pieces = not sizes.last or (runs == 1 and rows * power(length) * held <= limits.one_last)
+    fits_one = rows <= limits.one_rows and in_pieces
     if (plan := _cluster(sizes, backward, lanes, limits)) is not None:
         return plan
     if fits_one and rows * power(length) * held <= limits.single:
@@ -143,11 +145,6 @@ def _cluster(sizes: Sizes, backward: bool, lanes: int, limits: LaunchLimits) -> 
         "cluster", lanes, power(n), block_n, lanes * runs, block_l, blocks, 1, length, 1, block_n, lanes * runs, True,
         blocks * members, warps, warps, members, -(-length // block_l),
     )  # fmt: skip
-
-
-def _in_pieces(values: int, runs: int, limits: LaunchLimits) -> bool:
-    """Whether one program may process channels_last input: few values, and each group fills a memory sector."""
-    return runs == 1 and values <= limits.one_last
 
 
 def _one(blocks: int, lanes: int, block_n: int, block_c: int, block_l: int, single: bool) -> LaunchPlan:
@@ -215,6 +212,9 @@ def _several(
     table_n = min(power(sizes.samples), max(1, limits.merge // (table_c * split_lanes)))
     size = sizes.samples * sizes.channels * sizes.length * sizes.itemsize
     programs = blocks * splits * -(-sizes.samples // block_n)
+    # The kernel that makes tables waits for its loads: few values per thread.
+    values = table_n * table_c * split_lanes
+    table_warps = max(_warps(values), min(8, power(max(2, values // limits.table_values))))
     return LaunchPlan(
         launches,
         lanes,
@@ -231,7 +231,7 @@ def _several(
         block_l >= sizes.length,
         programs,
         _warps(block_n * block_c * block_l),
-        _table_warps(table_n * table_c * split_lanes, limits),
+        table_warps,
         full=_full(sizes, lanes, block_n, block_c, block_l),
         stages=_stages(sizes, span // block_l, limits) if programs <= limits.staged_programs else 1,
         reverse=launches == "three" or size > limits.cached,
@@ -379,8 +379,3 @@ def _splits(length: int, chunk: int, programs: int, most: int, limits: LaunchLim
 def _warps(values: int) -> int:
     """Return the number of warps: about 16 values per thread, since with more the tables do not fit in registers."""
     return min(16, power(max(2, values // 512)))
-
-
-def _table_warps(values: int, limits: LaunchLimits) -> int:
-    """Return the number of warps of the kernel that makes tables, which waits for its loads: few values per thread."""
-    return max(_warps(values), min(8, power(max(2, values // limits.table_values))))
