@@ -46,7 +46,7 @@ from contnorm.cli.common import (
 )
 from contnorm.cli.show import load_selection
 from contnorm.errors import UserError
-from contnorm.paper.tables import digits_remarks, spread
+from contnorm.paper.text import digits_remarks, spread
 from contnorm.report.runs import GROUPS_SHOWN, divergence_lines, unknown_names
 
 HEADS = ("score", "A", "B", "B - A", "95 % interval")

@@ -24,8 +24,7 @@ from contnorm.bench.metrics import MAIN_SCORES, acc_so_far
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import Verdict, decide_family
 from contnorm.paper.cells import moments_label
-from contnorm.paper.recipe import score_title
-from contnorm.paper.tables import data_part, data_remarks, spread
+from contnorm.paper.text import data_part, data_remarks, score_title, spread
 from contnorm.report.figures import MOST_CURVES, curves_over_tasks, paired_differences, score_by_rate
 from contnorm.report.runs import score_of
 from contnorm.report.tables import Document, Table

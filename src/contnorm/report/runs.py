@@ -16,8 +16,7 @@ from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix, score
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import FIRST_SEED
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.paper.recipe import score_title
-from contnorm.paper.tables import LABEL_FORGETTING, data_part, data_remarks, divergence_text, spread
+from contnorm.paper.text import LABEL_FORGETTING, data_part, data_remarks, divergence_text, score_title, spread
 from contnorm.registry import find_norm
 from contnorm.report.tables import Document, Table
 
