@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from contnorm import bench
-from contnorm.bench.data.store import MANIFEST, find_stored, list_stored
+from contnorm.bench.data.dataset import MANIFEST, find_stored, list_stored
 from contnorm.errors import UserError
 
 RNG = np.random.default_rng(0)

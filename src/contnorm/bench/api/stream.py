@@ -22,9 +22,8 @@ from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict, with_setting
 from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
-from contnorm.bench.data.dataset import ArraySource, Source
+from contnorm.bench.data.dataset import ArraySource, Source, find_stored, list_stored, read_manifest
 from contnorm.bench.data.registry import data_root, load_source
-from contnorm.bench.data.store import find_stored, list_stored, read_manifest
 from contnorm.bench.escape import html_table
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.records import LARGEST_SEED
