@@ -59,20 +59,6 @@ def test_torn_checkpoint_is_not_used(tmp_path: Path, keep: int, caplog: pytest.L
     assert load_checkpoint(path) is None and "starts again from step 0" in caplog.text
 
 
-def test_write_error_is_reported_and_the_checkpoint_before_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = saved(tmp_path / "a")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "write_atomically", full)
-    with pytest.raises(UserError, match=r"No space left on device.*Free disk space"), CheckpointWriter() as writer:
-        writer.save(path, TENSORS, {"done": 9})
-    assert read_progress(path)["done"] == 4
-
-
 def test_lock_and_what_stays_of_a_run(tmp_path: Path) -> None:
     run = Run(resolve({"stream": {"name": "split-mnist", "source": "digits"}}, Path("data")), 3)
     options = RunOptions(runs=tmp_path)

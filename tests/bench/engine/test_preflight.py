@@ -12,13 +12,11 @@ import torch
 
 from contnorm import registry
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import preflight
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.models.norm_layers import check_norms
 from contnorm.errors import UserError
 from tests.bench.engine.stopped_runs import results
 from tests.datasets import small_mnist
@@ -208,11 +206,6 @@ def test_network_without_the_norm_of_the_run_is_refused(
     with pytest.raises(UserError, match=re.escape(words)) as error:
         norm_net(root, tmp_path, name, norm)
     assert "norm(channels)" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_message_about_missing_layers_names_a_norm_with_automatic_groups() -> None:
-    with pytest.raises(UserError, match="the run's norm 'cn'"):
-        check_norms(torch.nn.Linear(2, 2), "mine", NormConfig("cn", groups="auto"))
 
 
 @pytest.mark.parametrize(
