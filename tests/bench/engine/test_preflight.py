@@ -47,7 +47,7 @@ def lane(root: Path, per_task: int = 21, norm: str = "cn", **groups: dict[str, A
     ],
 )
 def test_single_sample_without_moments_is_refused(root: Path, norm: str, groups: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"has a single sample, and norm '{norm}' in model 'mlp' can't compute"):
+    with pytest.raises(UserError, match=f"norm '{norm}': does not fit model 'mlp' with a pass of a single sample"):
         lane(root, norm=norm, **groups)
 
 
@@ -137,8 +137,8 @@ def test_invalid_user_network_writes_nothing(root: Path, tmp_path: Path, name: s
 @pytest.mark.parametrize(
     ("evaluate", "advice"),
     [
-        ({"moments": "oracle"}, "--eval-moments running"),
-        ({"drift": True}, "evaluate.drift=false"),
+        ({"moments": "oracle"}, "evaluate.moments"),
+        ({"drift": True}, "evaluate.drift"),
         ({"drift": False}, None),
     ],
 )
