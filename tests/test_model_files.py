@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -101,42 +101,7 @@ def test_constant_layers_are_loaded_into_batch_norm(tmp_path: Path) -> None:
     assert torch.allclose(loaded(X), model(X), atol=1e-6)
 
 
-def test_weights_are_cast_to_the_model(tmp_path: Path) -> None:
-    cn.save_model(Network(), tmp_path / "m")
-    model = cn.load_model(Network(seed=1).double(), tmp_path / "m")
-    assert model.head.weight.dtype is torch.float64
-    assert torch.equal(model.head.weight.float(), Network().head.weight)
-
-
-def test_torch_save_with_a_spec(tmp_path: Path) -> None:
-    model = cn.freeze_stats(cn.convert_norm(Network(), "bn_gn", num_groups=8))
-    torch.save({"model": model.state_dict(), "norms": cn.norm_spec(model)}, tmp_path / "m.pt")
-    saved = torch.load(tmp_path / "m.pt", weights_only=True)
-    loaded = cn.apply_norm_spec(Network(seed=1), saved["norms"])
-    loaded.load_state_dict(saved["model"])
-    assert_same(model, loaded)
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------
-
-
-def state_of(model: nn.Module) -> list[Any]:
-    tensors = {name: value.clone() for name, value in model.state_dict().items()}
-    return [list(model.modules()), [type(m) for m in model.modules()], cn.norm_spec(model), tensors]
-
-
-def assert_unchanged(model: nn.Module, before: list[Any]) -> None:
-    after = state_of(model)
-    assert after[:3] == before[:3] and after[3].keys() == before[3].keys()
-    assert all(torch.equal(after[3][name], value) for name, value in before[3].items())
-
-
-def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    other = Network()
-    other.head = nn.Linear(16, 7)
-    cn.save_model(other, tmp_path / "m")
-    with pytest.raises(RuntimeError, match="size mismatch for head"):
-        cn.load_model(Network(), tmp_path / "m")
 
 
 def test_file_without_a_spec_is_refused(tmp_path: Path) -> None:
@@ -157,22 +122,13 @@ def test_weights_of_a_run_say_which_norms_they_have(tmp_path: Path) -> None:
     assert torch.equal(again.head.weight, model.head.weight)
 
 
-@pytest.mark.parametrize(
-    ("norm", "options", "words"),
-    [
-        ("bn", {}, "norm is 'cn' in the spec, and 'bn' here"),
-        ("cn", {"num_groups": 8}, "num_groups is 4 in the spec, and 8 here"),
-    ],
-)
-def test_weights_of_other_norms_are_refused(norm: str, options: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_weights_of_other_norms_are_refused(tmp_path: Path) -> None:
     cn.save_model(cn.convert_norm(Network(), "cn", num_groups=4), tmp_path / "m.safetensors")
-    model = cn.convert_norm(Network(seed=1), norm, **options)
-    before = state_of(model)
-    with pytest.raises(
-        UserError, match=rf"m.safetensors: has the weights of a network with other norms: 'stem\.1'.*{words}"
-    ):
-        load_weights(model, tmp_path / "m")
-    assert_unchanged(model, before)
+    model = cn.convert_norm(Network(seed=1), "cn", num_groups=8)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UserError, match="num_groups is 4 in the spec, and 8 here"):
+        load_weights(model, tmp_path / "m.json")
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 def test_equal_models_give_equal_bytes(tmp_path: Path) -> None:

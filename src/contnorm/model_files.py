@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from contnorm import __version__
 from contnorm.atomic_files import draft_of
-from contnorm.checks import check_model
 from contnorm.convert.spec import apply_norm_spec, norm_spec, spec_differences
 
 _SPEC = "contnorm.norm_spec"
@@ -46,7 +45,6 @@ def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     import safetensors.torch
 
-    check_model(model, "save_model")
     with draft_of(Path(path)) as draft:
         safetensors.torch.save_model(model, str(draft), metadata=file_metadata(model))
         with draft.open("r+b") as file:
@@ -80,7 +78,6 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """
     import safetensors.torch
 
-    check_model(model, "load_model")
     spec = _stored_spec(Path(path))
     if spec is None:
         raise ValueError(

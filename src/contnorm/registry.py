@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from contnorm.errors import unknown
@@ -461,8 +461,7 @@ def load_plugins() -> bool:
     for entry in sorted(entry_points(group="contnorm.plugins"), key=lambda entry: (str(_origin_of(entry)), entry.name)):
         _origin = _origin_of(entry)
         try:
-            plugin = entry.load()
-            (plugin.register if isinstance(plugin, ModuleType) else plugin)()
+            entry.load()()
         except (Exception, SystemExit) as error:  # plugins raise errors of any type
             logging.getLogger("contnorm").warning(
                 f"plugin {entry.name!r} of {_origin}: can't be loaded ({type(error).__name__}: "

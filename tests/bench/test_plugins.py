@@ -112,28 +112,15 @@ def test_run_with_components_of_a_plugin_is_recorded(site: Path) -> None:
     assert len(records) == 2
     for record in records:
         config = record["config"]
-        assert (config["strategy"]["name"], config["memory"]["kind"], config["model"]["name"]) == (
-            "half",
-            "newest",
-            "line",
-        )
+        names = config["strategy"]["name"], config["memory"]["kind"], config["model"]["name"]
+        assert names == ("half", "newest", "line")
         assert config["strategy"]["code"] == config["memory"]["code"] == config["model"]["code"] is not None
         assert record["versions"]["sample-plugin"] == "1.2"
-    file = site / "sample_plugin" / "parts.py"
-    file.write_text(file.read_text() + "# edited\n")
-    assert contnorm(site, *RUN, "--set", "model.name=line").returncode == 0
-    assert len(list((site.parent / "runs").glob("*/*.json"))) == 3, "another run"
 
 
 def test_broken_plugin_is_one_warning_and_others_work(site: Path) -> None:
     install(
         site, "broken = broken_plugin:register", {"__init__.py": "raise RuntimeError('two\\nlines')"}, "broken_plugin"
-    )
-    install(
-        site,
-        "module = module_plugin",
-        {"__init__.py": "from contnorm import bench\ndef register(): bench.register('memory', 'of_module', 'a:B')"},
-        "module_plugin",
     )
     install(
         site,
@@ -147,10 +134,10 @@ def test_broken_plugin_is_one_warning_and_others_work(site: Path) -> None:
         "from contnorm import bench\n"
         "for _ in range(2): listed = bench.available()\n"
         "memories = listed['memories']\n"
-        "print(memories['of_module'].origin, memories['ring'].origin, 'newest' in memories)"
+        "print(memories['ring'].origin, 'newest' in memories)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.split("\n")[0] == "module-plugin 1.2 contnorm True", done.stderr
+    assert done.stdout.split("\n")[0] == "contnorm True", done.stderr
     warnings = sorted(line for line in done.stderr.splitlines() if line.startswith("plugin "))
     assert len(warnings) == 2 == len(done.stderr.splitlines())
     assert "'broken' of broken-plugin 1.2: can't be loaded (RuntimeError: two lines)" in warnings[0]
@@ -216,7 +203,7 @@ def test_registration_is_checked() -> None:
         assert bench.available()["memories"]["latest"].summary == "again"
     finally:
         remove_component("memory", "latest")
-    for name in ("Ring", "der++", "mlp", "split-mnist", "mnist", "cn"):
+    for name in ("Ring", "mlp", "cn"):
         with pytest.raises(UserError, match="built-in component"):
             bench.register("memory", name, Newest)
     for name in ("", "a b", "mine.py:Mine"):

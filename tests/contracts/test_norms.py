@@ -7,7 +7,6 @@ not support are declared in its registry entry (`cannot`), with the reason, and 
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ import torch
 from torch import nn
 
 from contnorm.kernels.cpp import unavailable_reason
-from contnorm.registry import NORMS, NormInfo, create_norm
+from contnorm.registry import NORMS, NormInfo
 from contnorm.testing import NORM_CHECKS, NormCheck, check_norm
-from contnorm.testing.conformance import CHANNELS, SHAPES, NormSubject
+from contnorm.testing.conformance import CHANNELS, NormSubject
 from tests.contracts.formulas import reference, setting
 from tests.float64_norms import FLOAT64_NORMS
 
@@ -87,23 +86,14 @@ def test_float64_references_have_all_parameters() -> None:
 # --- layers of this package ----------------------------------------------------------------------------------------
 
 
-@every_norm
-def test_declared_rank_is_explained(spec: NormInfo) -> None:
-    for rank in (rank for rank in SHAPES if f"rank{rank}" in spec.cannot):
-        with pytest.raises(ValueError, match="one value per"):
-            make(spec, rank)(subject(spec).data(rank))
-        with pytest.raises(ValueError, match="one value per"):
-            make(spec, 4)(subject(spec).data(2)[:, :, None, None])
-
-
 @every_moment_norm
 def test_one_value_per_channel_raises_as_in_torch(spec: NormInfo) -> None:
     layer, x = make(spec, 2), subject(spec).data(2, size=1)
-    with pytest.raises(ValueError, match="Expected more than 1 value") as stock:
-        nn.BatchNorm1d(CHANNELS)(x)
-    with pytest.raises(ValueError, match=re.escape(str(stock.value))):
-        layer(x)
-    assert layer.num_batches_tracked.item() == 0
+    for one in (layer, nn.BatchNorm1d(CHANNELS)):
+        with pytest.raises(ValueError, match="Expected more than 1 value"):
+            one(x)
+    assert layer.num_batches_tracked.item() == 0  # a batch that raises is not counted
+    assert torch.equal(layer.running_mean, torch.zeros(CHANNELS))
 
 
 @every_norm
@@ -136,17 +126,6 @@ def test_use_running_normalizes_with_constants(spec: NormInfo, device: torch.dev
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-@every_moment_norm
-def test_batch_that_raises_is_not_counted(spec: NormInfo) -> None:
-    layer = make(spec, 2, **({"num_groups": CHANNELS} if spec.grouped else {}))
-    bad = [torch.zeros(1, CHANNELS), torch.zeros(3, CHANNELS + 1), torch.zeros(3, CHANNELS, dtype=torch.int64)]
-    for x in bad + ([torch.randn(4, CHANNELS)] if spec.grouped else []):
-        with pytest.raises((ValueError, TypeError)):
-            layer(x)
-    assert layer.num_batches_tracked.item() == 0
-    assert torch.equal(layer.running_mean, torch.zeros(CHANNELS))
-
-
 @every_norm
 def test_wrong_input_raises(spec: NormInfo) -> None:
     layer = make(spec)
@@ -172,32 +151,20 @@ def test_layers_without_batch_counter_match_torch(spec: NormInfo) -> None:
         cumulative(x)
 
 
+OWN_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "adab2n": [{"kappa": 1.5}, {"lam": -0.1}, {"ada_t0": 100}],
+    "bnt": [{"balanced_size": 0}],
+    "brn": [{"r_max": 0.5}, {"d_max": float("inf")}, {"total_steps": 0}],
+    "cn": [{"order": "bn"}, {"kernel": "fast"}],
+    "iabn": [{"k": float("nan")}],
+}
+
+
 @every_norm
 def test_wrong_arguments_raise(spec: NormInfo) -> None:
     wrong: list[dict[str, Any]] = [{"eps": -1e-5}, {"eps": 8}] if spec.name != "none" else []
     wrong += [{"momentum": 1.5}, {"momentum": -0.1}] if spec.keeps_moments else []
     wrong += [{"num_groups": 3}, {"num_groups": 0}, {"num_groups": "many"}] if spec.grouped else []
-    for options in wrong:
+    for options in wrong + OWN_OPTIONS.get(spec.name, []):
         with pytest.raises(ValueError, match=next(iter(options))):
             make(spec, **options)
-
-
-@pytest.mark.parametrize(
-    ("norm", "option", "value"),
-    [
-        ("adab2n", "kappa", 1.5),
-        ("adab2n", "lam", -0.1),
-        ("adab2n", "ada_t0", 100),
-        ("bnt", "balanced_size", 0),
-        ("brn", "r_max", 0.5),
-        ("brn", "d_max", float("inf")),
-        ("brn", "total_steps", 0),
-        ("cn", "order", "bn"),
-        ("cn", "kernel", "fast"),
-        ("gn_ws", "weight_eps", -1),
-        ("iabn", "k", float("nan")),
-    ],
-)
-def test_wrong_options_raise(norm: str, option: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"{option}=" if option != "weight_eps" else "eps="):
-        create_norm(norm, 64, **{option: value})

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.norms.adaptive import task_balanced_weights
 from contnorm.tags import BatchTags, batch_tags
 from contnorm.testing import check_norm
 
@@ -45,24 +44,6 @@ def make_layer(**options: Any) -> cn.AdaptiveBalanceNorm2d:
 # 0.05 and a loss of mean(y * batch(step + 10)) + 0.5 * distance. For each kappa: the losses, the distances, φ, the
 # running mean and variance, and weight and bias after the last step.
 RELEASED: dict[float, tuple[list[float], ...]] = {
-    0.0: (
-        [-0.3791862404052056, -0.41871884945695576, -0.4640035763462861, -0.5083961664308013],
-        [0.0, 0.00135930525767639, 0.004412753243661185, 0.027339488582326085],
-        [0.00014424873677440985, -0.0003887521731293675, 8.413106272993526e-05],
-        [0.2766954203596187, 0.29927943641742477, 0.2854684453121148],
-        [1.943308056194477, 2.028666655376098, 1.9144025388795984],
-        [1.5858608085610624, 0.5833826062095415, -0.9139098267357726],
-        [0.08129603948922143, -0.2206244327239982, 0.2803716321471676],
-    ),
-    0.1: (
-        [-0.35311206703240305, -0.4139132673515107, -0.46528991358037797, -0.5161958124397497],
-        [0.05214834674560513, 0.010970469468566474, 0.0018406527212595167, 0.011739311056345247],
-        [0.0002735026207313602, 9.89977895139428e-05, -2.386637093993719e-05],
-        [0.2600030802274472, 0.2812088079312571, 0.2682570172554949],
-        [1.8854280387900941, 1.9660231763337457, 1.8588689046347042],
-        [1.585860808220478, 0.583382585668939, -0.9139098312991394],
-        [0.08129603948922143, -0.2206244327239982, 0.2803716321471676],
-    ),
     0.4: (
         [-0.155880680376852, -0.3225740195834603, -0.42405239847467036, -0.5149755445320264],
         [0.4466111200567072, 0.19364896500466725, 0.0843172484273223, 0.014177905433192306],
@@ -84,8 +65,7 @@ RELEASED: dict[float, tuple[list[float], ...]] = {
 }
 
 
-@pytest.mark.parametrize("num_tasks", [3, 100])
-@pytest.mark.parametrize("kappa", RELEASED)
+@pytest.mark.parametrize(("kappa", "num_tasks"), [(0.4, 3), (1.0, 100)])
 def test_training_matches_the_released_code(kappa: float, num_tasks: int) -> None:
     layer = make_layer(kappa=kappa, lam=0.5, num_tasks=num_tasks)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
@@ -124,7 +104,7 @@ def formula(x: np.ndarray, tasks: list[int], phi: list[float], renormalize: bool
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize("shape", [(8, 4), (8, 4, 5), (8, 4, 3, 2), (8, 4, 2, 3, 2)])
+@pytest.mark.parametrize("shape", [(8, 4), (8, 4, 3, 2)])
 def test_training_matches_the_formula_in_all_ranks(shape: tuple[int, ...], renormalize: bool) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 2 + 1
     phi = [0.3, -1.0, 0.7]
@@ -142,15 +122,8 @@ def test_training_matches_the_formula_in_all_ranks(shape: tuple[int, ...], renor
             np.testing.assert_allclose(actual.detach().numpy(), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_absent_task_takes_its_share_of_the_weight() -> None:
-    task, phi = torch.tensor([1, 1, 1, 0]), torch.zeros(5)
-    assert task_balanced_weights(task, phi, torch.tensor([1, 1, 0, 0, 0])).sum().item() == pytest.approx(1)
-    assert task_balanced_weights(task, phi, torch.tensor([1, 1, 1, 0, 0])).sum().item() == pytest.approx(6 / 7)
-    assert task_balanced_weights(task, phi, torch.tensor([1, 1, 1, 0, 0]), True).sum().item() == pytest.approx(1)
-
-
-@pytest.mark.parametrize("kappa", [0.0, 0.1, 0.7, 1.0])
-@pytest.mark.parametrize("momentum", [0.0, 0.01, 0.1, 1.0])
+@pytest.mark.parametrize("kappa", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.1, 1.0])
 def test_modified_momentum_follows_its_recursion(kappa: float, momentum: float) -> None:
     layer = make_layer(kappa=kappa, momentum=momentum)
     eta = momentum**kappa
@@ -160,7 +133,7 @@ def test_modified_momentum_follows_its_recursion(kappa: float, momentum: float) 
         eta = eta / (eta + (1 - momentum) ** kappa) if eta else 0.0
 
 
-def test_first_task_is_batch_norm_without_bessel_correction() -> None:
+def test_first_task_and_evaluation_are_batch_norm_without_bessel_correction() -> None:
     layer, stock = make_layer(), nn.BatchNorm2d(3, dtype=torch.float64)
     stock.load_state_dict(layer.state_dict(), strict=False)
     layer.on_task_start(0)
@@ -168,6 +141,9 @@ def test_first_task_is_batch_norm_without_bessel_correction() -> None:
         torch.testing.assert_close(layer(batch(0)), stock(batch(0)))
     torch.testing.assert_close(layer.running_mean, stock.running_mean)
     torch.testing.assert_close(layer.running_var - 0.9, (stock.running_var - 0.9) * 31 / 32)  # 8 * 2 * 2 values
+    stock.load_state_dict(layer.state_dict(), strict=False)
+    with batch_tags(tags_of(TASKS[1], 1)):
+        assert torch.equal(layer.eval()(batch(1)), stock.eval()(batch(1)))
 
 
 @pytest.mark.parametrize("stream_size", [None, 8])
@@ -178,15 +154,6 @@ def test_batch_without_replayed_samples_is_not_weighted(stream_size: int | None)
     with batch_tags(tags):
         y = layer(batch(0))
     torch.testing.assert_close(y, plain(batch(0)))
-
-
-def test_evaluation_is_batch_norm() -> None:
-    layer = make_layer()
-    layer(batch(0))
-    stock = nn.BatchNorm2d(3, dtype=torch.float64)
-    stock.load_state_dict(layer.state_dict(), strict=False)
-    with batch_tags(tags_of(TASKS[1], 1)):
-        assert torch.equal(layer.eval()(batch(1)), stock.eval()(batch(1)))
 
 
 def test_auxiliary_loss_starts_with_its_task() -> None:
@@ -226,29 +193,14 @@ def test_pending_losses_are_not_copied() -> None:
         assert torch.equal(copied.running_mean, layer.running_mean)
 
 
-def test_state_of_a_task_is_in_the_state_dict() -> None:
-    layer, other = make_layer(), make_layer()
-    layer.on_task_start(2)
-    other.load_state_dict(layer.state_dict())
-    with batch_tags(tags_of(TASKS[3], 2)):
-        assert torch.equal(layer(batch(1)), other(batch(1)))
-
-
-def started(num_features: int, dim: int = 2, **options: Any) -> nn.Module:
-    """A layer in its third task, so that its weights differ."""
-    layer: Any = cn.create_norm("adab2n", num_features, dim=dim, **options)  # type: ignore[arg-type]
-    layer.on_task_start(2)
-    return layer  # type: ignore[no-any-return]
-
-
 def test_conforms_in_a_later_task() -> None:
     def norm(num_features: int, momentum: float | None = 0.1, kappa: float = 1.0) -> nn.Module:
-        return started(num_features, momentum=momentum, kappa=kappa)
+        layer: Any = cn.create_norm("adab2n", num_features, momentum=momentum, kappa=kappa)
+        layer.on_task_start(2)
+        return layer  # type: ignore[no-any-return]
 
-    checks = ["gradients", "layouts", "autocast", "half_precision", "tags", "auxiliary_loss", "momentum", "copies"]
-    known = [name for name in checks if name in cn.testing.NORM_CHECKS]
-    report = check_norm({2: norm}, checks=known)
-    assert len(report.passed) == len(known) >= 5
+    checks = ["gradients", "channels_last", "autocast", "half_precision", "tags", "auxiliary_loss", "momentum"]
+    assert len(check_norm({2: norm}, checks=checks).passed) == len(checks)
 
 
 def test_conversion_keeps_options_and_the_learned_balance() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -91,14 +90,3 @@ def test_checkpoint_of_batch_norm_without_a_counter_loads(norm: str) -> None:
     state = dict(stock.state_dict())
     layer.load_state_dict(state)
     assert layer.num_batches_tracked == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
-@pytest.mark.parametrize("norm", ["cn", "brn"])
-def test_quantization_leaves_the_layer(norm: str) -> None:
-    quantization: Any = pytest.importorskip("torch.ao.quantization", reason="this torch has no torch.ao.quantization")
-    model = network(norm)
-    model(batch())
-    quantized = quantization.quantize_dynamic(model.eval(), {nn.Linear})
-    assert type(quantized[1]) is type(model[1]) and type(quantized[5]) is not nn.Linear
-    torch.testing.assert_close(quantized[:5](batch(1)), model[:5](batch(1)), rtol=0, atol=0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import contnorm as cn
 from contnorm.bench.config.defaults import complete
@@ -17,11 +17,7 @@ from contnorm.checks import auto_groups
 from contnorm.errors import UserError
 
 # channels, groups on maps, groups on a single position
-TABLE = [
-    (1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 2, 1), (6, 3, 1), (8, 4, 1), (9, 3, 1), (12, 6, 1), (16, 8, 2), (20, 10, 2),
-    (24, 12, 3), (31, 1, 1), (32, 16, 4), (37, 1, 1), (40, 20, 5), (48, 24, 6), (64, 32, 8), (74, 2, 2), (96, 32, 12),
-    (100, 25, 10), (101, 1, 1), (160, 32, 20), (256, 32, 32), (512, 32, 32), (1280, 32, 32), (2048, 32, 32),
-]  # fmt: skip
+TABLE = [(1, 1, 1), (8, 4, 1), (9, 3, 1), (16, 8, 2), (37, 1, 1), (64, 32, 8), (74, 2, 2), (100, 25, 10), (512, 32, 32)]
 
 
 @pytest.mark.parametrize(("channels", "on_maps", "on_one_position"), TABLE)
@@ -41,31 +37,6 @@ def test_auto_gives_large_groups_or_one(one_position: bool, least: int) -> None:
         assert channels % groups == 0 and groups <= 32 and (groups == 1 or channels // groups >= least)
 
 
-class Squeeze(nn.Module):
-    """A block with a norm on a map of one position, as in squeeze-and-excitation."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, width, 3)
-        self.bn = nn.BatchNorm2d(width)
-        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, width, 1), nn.BatchNorm2d(width))
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        y = self.bn(self.conv(x))
-        return self.drop(y * self.gate(y).sigmoid() * scale)
-
-
-def groups_of(model: nn.Module) -> dict[str, str]:
-    return {row.layer: row.groups for row in cn.summarize(model)}
-
-
-def test_auto_works_for_one_position() -> None:
-    for width in (2, 5, 8, 16, 32):
-        model = cn.convert_norm(Squeeze(width), "cn", num_groups="auto")
-        assert model(torch.randn(4, 3, 8, 8)).isfinite().all()
-
-
 def test_summary_marks_groups_that_are_layer_or_instance_norm() -> None:
     model = nn.Sequential(
         cn.CN(37, num_groups="auto"), cn.CN(8, num_groups=8), cn.CN(8, num_groups=4), cn.LayerNorm2d(8)
@@ -73,13 +44,6 @@ def test_summary_marks_groups_that_are_layer_or_instance_norm() -> None:
     assert [row.state for row in cn.summarize(model)] == [
         "train, one group", "train, one channel a group", "train", "train"
     ]  # fmt: skip
-
-
-def test_wrong_number_of_groups_suggests_another() -> None:
-    model = nn.Sequential(nn.BatchNorm2d(64), nn.BatchNorm2d(48), nn.BatchNorm2d(80))
-    with pytest.raises(ValueError, match=r"'1' \(BatchNorm2d\).*num_groups=16,.*'auto'"):
-        cn.convert_norm(model, "cn")
-    cn.convert_norm(model, "cn", num_groups=16)
 
 
 # --- in the settings of a run ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Robust batch normalization: the mixture, its gradient, and the numbers of the authors' code."""
+"""Instance-aware and robust batch normalization: the numbers of the authors' code, limits, and what is stored."""
 
 from __future__ import annotations
 
@@ -7,11 +7,100 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.functional import robust_batch_norm
-from tests.norms.public_numbers import wave
+from contnorm.functional import instance_aware_batch_norm, robust_batch_norm
+
+
+def wave(shape: tuple[int, ...], shift: float) -> Tensor:
+    """Values that any program can compute, with a first sample that differs from the others in mean and variance."""
+    i = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
+    x = (torch.sin(i * 1.7 + shift) * 2 + torch.cos(i * i * 0.01)).reshape(shape)
+    x[0] = x[0] * 3 + 4
+    return x
+
+
+# --- instance-aware batch normalization -----------------------------------------------------------------------------
+
+PUBLIC_OUTPUT = [
+    [1.0983853745, 3.129468558, 0.5741652349, -0.8020191675, 0.3922239874, 0.1899941819, 1.227713822, 1.1900680087],
+    [0.3581262527, -0.0021489634, -0.9972511643, -0.4980408268, 0.9942498027, 1.2771777882, 1.5051137209, 1.2282903852],
+    [0.0707167725, -0.9842315443, -1.0917299002, -0.0217976865, 1.2114019293, 1.4993004963, 1.3103420011, 0.9701937836],
+]
+PUBLIC_GRADIENT = [
+    [-2.0655630427, 0.4611877583, 1.716868459, -1.1365631531, 0.5172120678, -0.4762383014, -0.3807613802, 0.6120835494],
+    [0.0412113282, 0.9082385745, 0.2852477149, -0.5240347126, -0.0819497702, -0.2721235415, 0.0299821182, 0.1916264291],
+    [0.3998619773, 0.6244400106, -0.3665012695, -0.3443936448, -0.1710229782, -0.0605658619, 0.1755155688, -0.0837579],
+]
+PUBLIC_EVALUATION = [
+    [2.0190923903, -0.6159732475, -1.0614558807, 1.6852101113, 0.5832030329, 1.5043109905, 1.1887113134, 0.3740507645],
+    [0.9602790875, -1.1148935431, 0.8019912233, 2.0815756379, 1.2651808466, 1.6141614365, 0.8115764792, 0.8377614149],
+    [-1.7971560015, -1.3706190621, 1.1366636574, 0.0311114062, 1.852702895, 1.1553731173, 0.4386189822, 1.0573045063],
+]
+
+
+def test_iabn_has_the_numbers_of_the_public_code() -> None:
+    """``utils/iabn.py`` of TaesikGong/NOTE at commit a714a2a, run in float64 with k=1 on the same input."""
+    layer: Any = cn.InstanceAwareBatchNorm2d(2, k=1).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([1.5, -0.5]))
+        layer.bias.copy_(torch.tensor([0.25, 1.0]))
+    shape = (3, 2, 2, 2)
+    x = wave(shape, 0.0).requires_grad_()
+    y = layer(x)
+    (y * wave(shape, 5.0)).sum().backward()
+    for actual, expected in (
+        (y.flatten(1), PUBLIC_OUTPUT),
+        (x.grad.flatten(1), PUBLIC_GRADIENT),  # type: ignore[union-attr]
+        (layer.running_mean, [0.2209061642, 0.2256156877]),
+        (layer.running_var, [2.8307999579, 2.8179298155]),
+        (layer.eval()(wave(shape, 2.0)).flatten(1), PUBLIC_EVALUATION),
+    ):
+        torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+def test_default_k_is_that_of_the_published_runs() -> None:
+    assert cn.InstanceAwareBatchNorm2d(4).k == cn.create_norm("iabn", 4, dim=1).k == 4
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_limits_of_k_are_instance_and_batch_norm(training: bool) -> None:
+    x = torch.randn(5, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 2
+    mean, var = torch.zeros(3).double(), torch.full((3,), 2.0).double()
+    none = instance_aware_batch_norm(x, mean.clone(), var.clone(), training=training, k=0.0)
+    rows = (x - x.mean((2, 3), keepdim=True)) / (x.var((2, 3), keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(none, rows)
+    far = instance_aware_batch_norm(x, mean.clone(), var.clone(), training=training, k=1e6)
+    dims = (0, 2, 3)
+    used = (x.mean(dims), x.var(dims)) if training else (mean, var)
+    torch.testing.assert_close(far, F.batch_norm(x, *used))
+
+
+def test_only_a_sample_that_differs_is_corrected() -> None:
+    """With k=4 and independent normal values, other samples are normalized as in batch norm."""
+    layer = cn.InstanceAwareBatchNorm2d(2, affine=False).double().eval()
+    x = torch.randn(64, 2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x[0] = x[0] * 3 + 5
+    y = layer(x)
+    torch.testing.assert_close(y[1:], x[1:] / (1 + layer.eps) ** 0.5)
+    # Its mean is 5 within noise, of which 4 standard errors, 4 / 8, are left; its variance 9 less 4 * sqrt(2 / 63).
+    left = x[0].mean((1, 2)) - (x[0].mean((1, 2)) - 0.5)
+    std = (x[0].var((1, 2)) - 4 * (2 / 63) ** 0.5).sqrt()
+    torch.testing.assert_close(y[0].mean((1, 2)), left / std, rtol=1e-4, atol=1e-4)
+
+
+def test_iabn_of_one_position_is_batch_norm_with_the_unbiased_variance() -> None:
+    layer = cn.InstanceAwareBatchNorm1d(3, affine=False, k=0.1).double()
+    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(layer(x), (x - x.mean(0)) / (x.var(0) + 1e-5).sqrt())
+    reference = nn.BatchNorm1d(3, affine=False).double()
+    reference(x)
+    torch.testing.assert_close(layer.eval()(x), reference.eval()(x))
+
+
+# --- robust batch normalization ---------------------------------------------------------------------------------------
 
 PUBLIC = {
     2: {
@@ -59,7 +148,7 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize(("dim", "shape"), [(2, (3, 2, 1, 2)), (1, (4, 2))])
-def test_numbers_of_the_public_implementation(dim: Any, shape: tuple[int, ...]) -> None:
+def test_rbn_has_the_numbers_of_the_public_code(dim: Any, shape: tuple[int, ...]) -> None:
     """``core/utils/bn_layers.py`` of BIT-DA/RoTTA at commit 67e34c9, run in float64 on the same input."""
     layer: Any = cn.create_norm("rbn", 2, dim=dim).double()
     assert layer.momentum == 0.05  # ALPHA of configs/adapter/rotta.yaml
@@ -85,20 +174,6 @@ def test_numbers_of_the_public_implementation(dim: Any, shape: tuple[int, ...]) 
     }
     for name, expected in PUBLIC[dim].items():
         torch.testing.assert_close(actual[name], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-9)
-
-
-def test_evaluation_is_that_of_batch_norm() -> None:
-    layer: Any = cn.RobustBatchNorm2d(3)
-    for seed in range(3):
-        layer(torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(seed)) + 1)
-    layer.eval()
-    x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(9))
-    expected = layer(x)
-    torch.testing.assert_close(cn.convert_norm(copy.deepcopy(nn.Sequential(layer)), "bn")(x), expected)
-    for name in ("running_mean", "running_var"):  # both are used
-        moved = copy.deepcopy(layer)
-        getattr(moved, name).add_(1)
-        assert not torch.allclose(moved(x), expected, atol=1e-2)
 
 
 def test_output_in_training_is_that_of_the_stored_moments() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 import torch
@@ -65,33 +64,6 @@ def test_layer_normalizes_with_the_samples_of_the_stream() -> None:
     torch.testing.assert_close(layer.running_mean, expected.running_mean)
     x, _ = stream_batch(9)
     assert layer.eval()(x).shape == x.shape  # there are no tags in evaluation
-
-
-def test_training_loop_with_every_part_of_the_protocol() -> None:
-    """As the bench does: hooks at task boundaries, an extra pass, tagged passes, and an auxiliary loss."""
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), StreamNorm(4), nn.Flatten(), nn.Linear(36, 2))
-    layer = model[1]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    before = layer.weight.detach().clone()
-    for task in range(2):
-        layer.on_task_start(task)
-        for seed in range(2):
-            x, tags = stream_batch(seed)
-            mean = layer.running_mean.clone()
-            with torch.no_grad(), batch_tags(replace(tags, is_extra=True)):
-                model(x)
-            assert torch.equal(layer.running_mean, mean)  # this norm does not use the extra batch
-            optimizer.zero_grad()
-            layer.penalty = None
-            with batch_tags(tags):
-                loss = model(x).square().mean()
-            penalty = layer.auxiliary_loss()
-            assert penalty.requires_grad and layer.penalty is None
-            (loss + penalty).backward()
-            optimizer.step()
-        layer.on_task_end(task)
-    assert layer.tasks.item() == 2 and not torch.equal(layer.weight, before)
-    assert copy.deepcopy(model)[1].tasks.item() == 2
 
 
 @pytest.mark.slow

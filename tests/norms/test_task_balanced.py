@@ -40,9 +40,8 @@ def test_number_of_parts_is_that_of_the_released_code() -> None:
     assert [feasible_parts(12, 4, task) for task in range(3)] == [1, 2, 4]
 
 
-@pytest.mark.parametrize("memory", [0, 1, 4, 10, 20])
-def test_parts_divide_both_counts_and_stay_below_the_ratio(memory: int) -> None:
-    for stream, past in product(range(13), range(12)):
+def test_parts_divide_both_counts_and_stay_below_the_ratio() -> None:
+    for memory, stream, past in product((0, 1, 4, 10, 20), range(13), range(12)):
         parts = feasible_parts(stream, memory, past)
         if parts > 1:
             assert stream % parts == memory % parts == 0 and parts <= stream / memory * past
@@ -136,11 +135,9 @@ def formula(x: np.ndarray, stream: int, parts: int) -> tuple[np.ndarray, np.ndar
     return y, np.mean(means, 0), np.mean(variances, 0)
 
 
-@pytest.mark.parametrize(("stream", "memory", "parts"), [(6, 6, 3), (4, 8, 4), (10, 10, 5), (6, 2, 2)])
-@pytest.mark.parametrize("shape", [(4,), (4, 5), (4, 3, 2), (4, 2, 3, 2)])
-def test_training_matches_the_formula_in_all_ranks(
-    shape: tuple[int, ...], stream: int, memory: int, parts: int
-) -> None:
+@pytest.mark.parametrize(("stream", "memory", "parts"), [(4, 8, 4), (6, 2, 2)])
+@pytest.mark.parametrize("shape", [(4,), (4, 3, 2)])
+def test_training_matches_the_formula(shape: tuple[int, ...], stream: int, memory: int, parts: int) -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn((stream + memory, *shape), generator=generator, dtype=torch.float64) * 2 + 1
     mean, var = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
@@ -184,9 +181,7 @@ def test_order_of_the_batch_does_not_matter() -> None:
     torch.testing.assert_close(layer.running_var, other.running_var)
 
 
-@pytest.mark.parametrize(
-    ("task", "stream", "memory"), [(0, 12, 4), (3, 16, 0), (3, 0, 16), (3, 15, 1), (1, 8, 8), (3, 7, 9)]
-)
+@pytest.mark.parametrize(("task", "stream", "memory"), [(0, 12, 4), (3, 16, 0), (3, 0, 16), (3, 15, 1)])
 def test_one_part_is_batch_norm(task: int, stream: int, memory: int) -> None:
     """In the first task, without memory samples, and where the counts have no common divisor, as in a last batch."""
     layer, stock = make_layer(), nn.BatchNorm2d(2, dtype=torch.float64)
@@ -196,13 +191,6 @@ def test_one_part_is_batch_norm(task: int, stream: int, memory: int) -> None:
         assert torch.equal(layer(batch(0)), stock(batch(0)))
     assert torch.equal(layer.running_var, stock.running_var)
     assert torch.equal(layer.eval()(batch(1)), stock.eval()(batch(1)))
-
-
-def test_without_tags_it_is_batch_norm() -> None:
-    layer, stock = make_layer(), nn.BatchNorm2d(2, dtype=torch.float64)
-    stock.load_state_dict(layer.state_dict(), strict=False)
-    layer.on_task_start(2)
-    assert torch.equal(layer(batch(0)), stock(batch(0)))
 
 
 def test_number_of_past_tasks_is_in_the_state_dict() -> None:

@@ -16,8 +16,7 @@ from rich.console import Console
 
 from contnorm import bench
 from contnorm import paper as api
-from contnorm.bench.config.schema import field_of
-from contnorm.bench.config.sources import check_seeds
+from contnorm.bench.config.schema import check_seeds, field_of
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
 from contnorm.bench.sequential import MARGIN, MAX_SEEDS
 from contnorm.cli.common import console, print_error, print_lines, print_text, show_rows
@@ -26,22 +25,21 @@ from contnorm.errors import UserError
 from contnorm.paper.cells import MeasuredCell
 from contnorm.paper.claims import ClaimCase, ClaimResult, Evidence
 from contnorm.paper.published import RUNS
-from contnorm.paper.recipe import Recipe, score_title
+from contnorm.paper.recipe import Recipe
 from contnorm.paper.selection import TableVariant
-from contnorm.paper.tables import (
+from contnorm.paper.tables import forgetting_definitions, lines_of, table_remarks
+from contnorm.paper.text import (
     case_numbers,
     case_outcome_text,
     claim_title,
-    forgetting_definitions,
-    lines_of,
     named,
     no_interval_reason,
     not_run_text,
     paper_number,
+    score_title,
     spread,
-    table_remarks,
     verdict_text,
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from contnorm.paper import TableOptions, TableResult

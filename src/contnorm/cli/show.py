@@ -12,13 +12,13 @@ from rich.console import Console
 
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.defaults import run_names
-from contnorm.bench.config.sources import format_value
+from contnorm.bench.config.schema import format_value
 from contnorm.bench.records import Record, Runs, Store, is_archive
 from contnorm.bench.selection import SHORT_KEYS, conditions_of, no_match, resolve_key, setting_keys
 from contnorm.bench.unfinished import UnfinishedRun, unfinished_runs
 from contnorm.cli.common import RunsFolder, Where, console, print_error, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown
-from contnorm.paper.tables import spread
+from contnorm.paper.text import spread
 from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables, unknown_names
 from contnorm.report.tables import Document, Table, markdown
 
