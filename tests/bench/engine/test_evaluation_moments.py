@@ -343,13 +343,8 @@ def multi_label(**groups: dict[str, Any]) -> RunConfig:
     [
         ({"strategy": {"name": "single"}, "evaluate": {"moments": "memory"}}, ("task 0", "0 samples")),
         ({"memory": {"size": 1}, "train": {"replay": 1}, "evaluate": {"moments": "memory"}}, ("task 0", "1 samples")),
-        ({"evaluate": {"weights": "task"}}, ("evaluate.weights=task", "is running")),
-        (
-            {"stream": {"scenario": "free"}, "evaluate": {"moments": "memory", "weights": "batch"},
-             "strategy": {"replay_from": "all"}},
-            ("evaluate.weights=batch", "task-free"),
-        ),
-        ({"stream": {"scenario": "domain"}, "evaluate": {"moments": "task"}}, ("evaluate.moments=task", "=domain")),
+        ({"evaluate": {"weights": "task"}}, ("evaluate.weights=task",)),
+        ({"stream": {"scenario": "domain"}, "evaluate": {"moments": "task"}}, ("evaluate.moments=task",)),
         ({"norm": {"name": "gn4", "freeze_after": 1}}, ("norm.freeze_after=1", "'gn'")),
         ({"norm": {"freeze_after": 3}}, ("norm.freeze_after=3", "below the number of tasks, 3")),
         ({"norm": {"freeze_after": 0}}, ("norm.freeze_after=0",)),
