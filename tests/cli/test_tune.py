@@ -183,11 +183,11 @@ def test_paper_shows_one_and_best_learning_rates(root: Path, tmp_path: Path, rec
         return printed(console)
 
     both, one, best = shown("both", selected=out), shown("one", selected=out), shown("best", selected=out)
-    assert both.index("One learning rate for all") < both.index("A learning rate for each norm")
-    assert "2 cells have none" in best and "contnorm tune own" in best
+    assert both.index("The same settings for all norms") < both.index("Each norm with the settings chosen on")
+    assert "Left out: the 2 cells for which no learning rate was chosen" in best
     assert not re.search(r"none +ACC", best)
     assert one.count(" ACC ") == 4 and best.count(" ACC ") == 2 and both.count(" ACC ") == 6
-    assert "A learning rate for each" not in shown("both")  # nothing is chosen there
+    assert "Each norm with" not in shown("both")  # nothing is chosen there
     records = [r for r in Store(tmp_path / "runs") if r.config.stream.part == "learn"]
     assert sorted({(r.config.norm.name, r.config.train.lr) for r in records}) == [
         ("bn", 0.03),

@@ -24,7 +24,7 @@ from contnorm.bench.stats import t_interval
 from contnorm.cli.common import RunsFolder, Where, print_error, print_lines, print_text, show_rows
 from contnorm.cli.show import load_selection
 from contnorm.errors import UserError
-from contnorm.paper.tables import digits_remarks, spread
+from contnorm.paper.text import digits_remarks, spread
 from contnorm.report.runs import divergence_lines, unknown_names
 
 HOW = (

@@ -25,22 +25,21 @@ from contnorm.errors import UserError
 from contnorm.paper.cells import MeasuredCell
 from contnorm.paper.claims import ClaimCase, ClaimResult, Evidence
 from contnorm.paper.published import RUNS
-from contnorm.paper.recipe import Recipe, score_title
+from contnorm.paper.recipe import Recipe
 from contnorm.paper.selection import TableVariant
-from contnorm.paper.tables import (
+from contnorm.paper.tables import forgetting_definitions, lines_of, table_remarks
+from contnorm.paper.text import (
     case_numbers,
     case_outcome_text,
     claim_title,
-    forgetting_definitions,
-    lines_of,
     named,
     no_interval_reason,
     not_run_text,
     paper_number,
+    score_title,
     spread,
-    table_remarks,
     verdict_text,
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from contnorm.paper import TableOptions, TableResult

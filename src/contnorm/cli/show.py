@@ -18,7 +18,7 @@ from contnorm.bench.selection import SHORT_KEYS, no_match, resolve_key
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.cli.common import RunsFolder, Where, console, print_error, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown
-from contnorm.paper.tables import spread
+from contnorm.paper.text import spread
 from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables, unknown_names
 from contnorm.report.tables import Document, Table, markdown
 
