@@ -27,7 +27,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -365,10 +365,9 @@ def code_hash(kind: Kind, name: str, code: str | None = None) -> str | None:
 
 def definition_hash(value: Any) -> str | None:
     """Return the hash that identifies the code of a function or class; None if it can't be identified."""
-    try:
+    with suppress(_UnknownError):
         return _code_hash(value, "it")
-    except _UnknownError:
-        return None
+    return None
 
 
 def file_hash(path: Path) -> str:
@@ -533,10 +532,8 @@ def _is_code_of_class(name: str, part: object) -> bool:
 def _code(code: CodeType) -> str:
     """Return the source of a function that is in no file; otherwise, and for a lambda, its compiled code."""
     if code.co_name != "<lambda>" and not Path(code.co_filename).is_file():
-        try:
+        with suppress(OSError, TypeError):  # at a prompt, and in text that was executed
             return inspect.getsource(code)
-        except (OSError, TypeError):  # at a prompt, and in text that was executed
-            pass
     parts = (sorted(map(repr, part)) if isinstance(part, frozenset) else part for part in code.co_consts)
     constants = [_code(part) if isinstance(part, CodeType) else repr(part) for part in parts]
     return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames} {code.co_freevars}"

@@ -109,10 +109,8 @@ def select_run(text: str, store: Store, where: Sequence[str]) -> Runs:
     Raises:
         UserError: If there is none, or if there are several; the message names what they differ in.
     """
-    if has_operator(text) and not Path(text).exists():
-        runs, _ = load_selection(store, None, [*where, text])
-    else:
-        runs, _ = load_selection(store, [text], where)
+    is_selection = has_operator(text) and not Path(text).exists()
+    runs = load_selection(store, None, [*where, text]) if is_selection else load_selection(store, [text], where)
     if not runs.records:
         raise UserError(f"all runs with {' '.join([*where, text])} diverged, so they have no scores.")
     configs = [group[0].config for group in group_by_run(runs.records).values()]
