@@ -159,7 +159,7 @@ def no_match(runs: Sequence[Any], texts: Sequence[str]) -> str:
     return f"No run has all of {' '.join(map(str, conditions))}."
 
 
-def _equals(run: Any, key: str, value: Any, wanted: Any) -> bool:
+def _equals(run: Any, key: str, value: object, wanted: object) -> bool:
     """Whether the value of a run is the wanted one; names are compared as `bench.run` understands them."""
     if key == "hash":
         return str(value).startswith(str(wanted))
@@ -173,5 +173,5 @@ def _equals(run: Any, key: str, value: Any, wanted: Any) -> bool:
         return norm is not None and (norm[0].name, norm[1] or groups) == (value, groups)
     if key == "stream.name":
         lowered = str(wanted).lower()
-        return wanted == stream_name(run.config.stream) or ALIASES.get(lowered, lowered) == value
+        return value == ALIASES.get(lowered, lowered) or wanted == str(stream_name(run.config.stream))
     return key == "strategy.name" and canonical_strategy(str(wanted)) == value
