@@ -180,17 +180,8 @@ def small_multi_label(
 
 
 DROPPED = (
-    "person",
-    "knife",
-    "cup",
-    "wine glass",
-    "keyboard",
-    "mouse",
-    "microwave",
-    "toaster",
-    "hair drier",
-    "cell phone",
-)
+    "person", "knife", "cup", "wine glass", "keyboard", "mouse", "microwave", "toaster", "hair drier", "cell phone",
+)  # fmt: skip
 
 
 def coco_categories() -> list[dict[str, object]]:

@@ -55,7 +55,6 @@ INTERNAL = {
     "BuildError",
     "CheckSkipped",
     "NoLockstepError",
-    "SlotError",
 }
 
 

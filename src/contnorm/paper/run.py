@@ -17,10 +17,16 @@ from rich.console import Console
 
 from contnorm.bench.api.execution import run_missing
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
-from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
+from contnorm.bench.config.schema import (
+    RunConfig,
+    check_seeds,
+    from_dict,
+    merge_settings,
+    nest_settings,
+    parse_assignments,
+)
+from contnorm.bench.data.dataset import find_stored
 from contnorm.bench.data.registry import SOURCES, data_root, describe_layouts, find_layout, location_of
-from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.run import Run, RunOptions, list_devices
 from contnorm.bench.records import DIVERGED, Store
 from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule, looks_up_to
@@ -182,12 +188,9 @@ class _Table:
         self._places = {tuple(cell.place.items()) for cell in selected}
         self.folder, self.root = runs_folder(self.recipe, options.runs), data_root(options.data_root)
         flags = {"train.max_steps": options.max_steps, "train.precision": options.precision}
-        typed = [Setting(key, key, value) for key, value in flags.items() if value is not None]
-        if isinstance(options.settings, Mapping):
-            typed += [Setting(key, key, value) for key, value in options.settings.items()]
-        else:
-            typed += parse_assignments(options.settings)
-        self.typed = nest_settings(typed)
+        settings = options.settings
+        typed = dict(settings) if isinstance(settings, Mapping) else parse_assignments(settings)
+        self.typed = nest_settings({key: value for key, value in flags.items() if value is not None} | typed)
         from_dict(self.typed)
 
     def run(self, runs: Sequence[Run], console: Console | None) -> None:
@@ -257,7 +260,8 @@ class _Table:
         seeds = self.seeds if variant.rule is None else FRESH_SEEDS
         cells = index.measure({one.cell: configs[one.cell] for one in variant.cells}, seeds, numerics)
         shown = self.selected(cells)
-        return replace(variant, cells=shown, others=[one for one in cells if one not in shown])
+        others = [one for one in cells if one not in shown]
+        return replace(variant, cells=shown, others=others, filtered=bool(self.options.only))
 
     def result(self) -> TableResult:
         """The cells with their records.

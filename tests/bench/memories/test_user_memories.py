@@ -170,17 +170,6 @@ def test_own_settings_are_checked_and_recorded(stream: bench.Stream) -> None:
         Newest(3, temperature=2)
 
 
-def test_attributes_of_an_object_are_part_of_its_identity(stream: bench.Stream, tmp_path: Path) -> None:
-    hashes = []
-    for note in ("one", "two", None):
-        memory = Newest(20)
-        if note:
-            memory.note = note  # type: ignore[attr-defined]
-        hashes.append(bench.run(stream, memory=memory, runs=tmp_path, settings={"train.max_steps": 2}).hash)
-    assert len(set(hashes)) == 3
-    assert bench.run(stream, memory=Newest(20), runs=tmp_path, tag="mine").config.memory.kind == "python:mine"
-
-
 def source(body: str, before: str = "") -> str:
     head = f"import numpy as np\nfrom contnorm import bench\n{before}\nclass Mine(bench.Memory):\n"
     return head + "".join(f"    {line}\n" for line in body.splitlines())
@@ -263,15 +252,6 @@ def test_run_with_a_random_memory_resumes_bit_exactly(
     (first,), (second,) = whole.models(), resumed.models()
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
-
-
-def test_edited_memory_is_another_run(stream: bench.Stream, tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    hashes = set()
-    for line in ("", "# edited"):
-        file.write_text(source(FILL + line))
-        hashes.add(bench.run(stream, memory=f"{file}:Mine", runs=tmp_path / "runs").config.hash)
-    assert len(hashes) == 2
 
 
 def test_multi_hot_memory_gets_rows(stream: bench.Stream, tmp_path: Path) -> None:

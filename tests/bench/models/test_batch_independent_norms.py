@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm import bench
-from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import ModelConfig, NormConfig
-from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.build import build_model
 from contnorm.errors import UserError
 from contnorm.norms.weight_standardization import is_standardized
-from tests.bench.engine.stopped_runs import finish, kill, same_state
 
 NORMS = ["evonorm_s0", "frn", "gn_ws"]
 every_norm = pytest.mark.parametrize("name", NORMS)
@@ -109,42 +103,9 @@ def test_weight_standardization_keeps_keys_and_initial_weights() -> None:
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def trainer(name: str, strategy: str, seed: int = 0) -> Trainer:
-    stream = {"name": "split-mnist", "tasks": 2, "train_per_task": 16, "test_per_task": 8, "scenario": "class"}
-    values: dict[str, Any] = {
-        "stream": {**stream, "source": "digits"},
-        "strategy": {"name": strategy},
-        "norm": {"name": name, "groups": 2},
-        "model": {"name": "resnet18", "width": 4},
-        "train": {"batch": 4, "replay": 4, "lr": 0.05},
-        "memory": {"kind": "reservoir", "size": 8},
-    }
-    return Trainer(resolve(values, Path("data")), seed, load_source("digits", Path("data")), torch.device("cpu"))
-
-
-@pytest.mark.slow
-@every_norm
-@pytest.mark.parametrize("strategy", ["er", "derpp"])
-def test_resumed_and_parallel_runs_are_bit_exact(name: str, strategy: str, tmp_path: Path) -> None:
-    whole = [trainer(name, strategy, seed) for seed in (0, 1)]
-    expected = finish(whole)
-    alone = trainer(name, strategy)
-    assert finish([alone]) == expected[:1] and same_state(alone, whole[0])
-    kill(lambda: [trainer(name, strategy)], [tmp_path], random.Random(name))
-    resumed = trainer(name, strategy)
-    assert finish([resumed], [tmp_path]) == expected[:1] and same_state(resumed, whole[0])
-
-
 @pytest.fixture
 def stream() -> Any:
     return bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=20, test_per_task=20)
-
-
-def test_record_names_norm_and_options(stream: Any, tmp_path: Path) -> None:
-    result = bench.run(stream, norm="evonorm_s0-10", settings={"norm.eps": 1e-3}, runs=tmp_path)
-    assert result.records[0].raw["norms"] == {"EvoNorm1d(10)": 2}
-    norm = bench.load_runs(tmp_path).where("norm=evonorm_s0-10").records[0].config.norm
-    assert (norm.name, norm.groups, dict(norm.options)) == ("evonorm_s0", 10, {"eps": 1e-3})
 
 
 def test_frn_is_refused_for_a_perceptron(stream: Any) -> None:
