@@ -50,12 +50,12 @@ def test_page_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.M
     console = Console(file=io.StringIO(), width=160)
     run_recipe("my-table.toml", TableOptions(2, execution=RunOptions()), console)  # two seeds, in this process: quicker
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.search(r"cn4 +ACC +2 +\S+ \+- \S+ +97\.10 \+- 0\.40 .*(agrees|above|below)", printed)
+    assert re.search(r"cn4, lr 0\.1 +ACC +2 +\S+ \+- \S+ +97\.10 \+- 0\.40 .*(agrees|above|below)", printed)
     assert "CN is over BN in ACC" in printed
     for arguments in reports:
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-    assert "97.10 +- 0.40" in Path("my-report/my-table.md").read_text()
+    assert "97.10 +- 0.40" in Path("my-report/tables.md").read_text()
     page = Path("report.html").read_text()
     assert '<section id="my-table">' in page and "printed as 19" in page and "fm_mammoth" in page
     assert "contnorm paper my-table.toml --seeds 2" in page

@@ -224,7 +224,7 @@ def _command(name: str, records: Sequence[Record]) -> str:
 def section_document(section: Section) -> Document:
     """Document of a table or figure: our results next to the paper's, the missing runs, and the claims."""
     recipe = section.recipe
-    tables = [table for variant in section.variants if variant.run for table in _tables(section, variant)]
+    tables = [table for variant in section.variants if variant.run for table in tables_of(section, variant)]
     for title, selection in section.selections.items():
         if selection.selected:
             tables.append(Table(title, *_grid_rows(selection), [GRID_NOTE], folded=True))
@@ -232,7 +232,15 @@ def section_document(section: Section) -> Document:
     return Document(recipe.name, table_title(recipe), tables, notes, section.command)
 
 
-def _tables(section: Section, variant: TableVariant) -> Iterator[Table]:
+def tables_of(section: Section, variant: TableVariant, *, judged: bool = True, claims: bool = True) -> Iterator[Table]:
+    """Tables of a variant: scores beside published numbers, remarks, cells that were not run, and claims.
+
+    Args:
+        section: The section of the variant.
+        variant: A variant with runs.
+        judged: False for runs that are not comparable with the paper's, such as smoke tests: without verdicts.
+        claims: Whether to include the claims.
+    """
     suffix, recipe = f" ({variant.title.lower()})" if variant.title else "", section.recipe
     parts: dict[str, list[MeasuredCell]] = {}  # cells that differ only in the norm or in how they are evaluated
     for one in variant.cells:
@@ -240,41 +248,37 @@ def _tables(section: Section, variant: TableVariant) -> Iterator[Table]:
         parts.setdefault(texts.place_title(shared), []).append(one)
     lines = []
     for title, some in parts.items():
-        of_part = (
-            [line for one in some for line in rows_of.lines_of(variant.recipe, one)] if recipe.kind == "runs" else []
-        )
-        lines += of_part
+        of_part = [line for one in some for line in rows_of.lines_of(variant.recipe, one) if recipe.kind == "runs"]
+        lines += of_part if judged else []
         if any(one.run for one in some):
             heads, rows = _rows(section, some, of_part)
+            if heads == LINE_HEADS and not judged:
+                heads, rows = heads[:5], [row[:5] for row in rows]
             scores = list(recipe.scores.values()) if recipe.kind == "curves" else ["acc_so_far"]
             drawn = recipe.kind == "curves" or "acc" in recipe.scores.values()
             figures = _curve_figures(some, scores, f"{title}{suffix}") if drawn else []
             yield Table(f"{title}{suffix}", heads, rows, figures=figures)
     notes = rows_of.table_remarks(variant.recipe, variant.cells, lines)
-    notes += (
-        [f"Left out: the {variant.unchosen} cells for which no learning rate was chosen."] if variant.unchosen else []
-    )
+    if variant.unchosen:
+        notes.append(f"Left out: the {variant.unchosen} cells for which no learning rate was chosen.")
     if notes:
-        judged = any(line.comparison is not None for line in lines)
-        yield Table(f"{'Verdicts' if judged else 'Remarks'}{suffix}", notes=notes)
+        with_verdicts = any(line.comparison is not None for line in lines)
+        yield Table(f"{'Verdicts' if with_verdicts else 'Remarks'}{suffix}", notes=notes)
     missing = {title: [one.cell.norm for one in some if not one.run] for title, some in parts.items()}
     if notes := [f"{title}: {', '.join(norms)}" for title, norms in missing.items() if norms]:
         yield Table(f"Not run{suffix}", notes=notes, folded=True)
-    for decided in variant.claims:
+    for decided in variant.claims if claims else ():
         if decided.cases:
             pairs = {case.what: list(case.paired.differences) for case in decided.cases if case.paired is not None}
             draw = partial(paired_differences, pairs, decided.claim.says, texts.score_title(decided.claim.score))
-            yield Table(
-                f"{texts.claim_title(decided, complete=not variant.missing)}{suffix}",
-                CASE_HEADS,
-                [
-                    [case.what, *texts.case_numbers(case), str(case.seeds or "none"), texts.case_outcome_text(case)]
-                    for case in decided.cases
-                ],
-                [texts.not_run_text(decided)] if decided.not_run else [],
-                figures=[draw] if 0 < len(pairs) <= MOST_CURVES else [],
-                folded=True,
-            )
+            rows = [
+                [case.what, *texts.case_numbers(case), str(case.seeds or "none"), texts.case_outcome_text(case)]
+                for case in decided.cases
+            ]
+            title = f"{texts.claim_title(decided, complete=variant.complete)}{suffix}"
+            notes = [texts.not_run_text(decided)] if decided.not_run else []
+            figures = [draw] if 0 < len(pairs) <= MOST_CURVES else []
+            yield Table(title, CASE_HEADS, rows, notes, figures=figures, folded=True)
 
 
 def _rows(
@@ -345,7 +349,7 @@ def _claim_row(recipe: Recipe, variant: TableVariant, decided: ClaimResult) -> l
     result = numbers if case.interval else texts.no_interval_reason(case)
     result += f"; {case.note}" if case.note else ""
     held = sum(one.outcome == "holds" for one in decided.cases)
-    outcome = texts.claim_outcome(decided, complete=not variant.missing)
+    outcome = texts.claim_outcome(decided, complete=variant.complete)
     where = table_title(recipe).partition(":")[0]
     by = ", ".join(filter(None, [texts.claim_criterion(decided.claim), variant.title.lower()]))
     cases = f"{held} of {len(decided.cases)}"
