@@ -31,7 +31,7 @@ from contnorm.bench.data.dataset import (
     load_stored,
     published,
 )
-from contnorm.bench.data.pictures import decode_pictures, decoder_name
+from contnorm.bench.data.formats import decode_pictures, decoder_name
 from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
 from contnorm.errors import UserError, unknown
 
