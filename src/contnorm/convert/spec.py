@@ -25,7 +25,6 @@ from typing import Any, cast
 
 from torch import nn
 
-from contnorm.checks import check_model
 from contnorm.convert.conversion import (
     NormInModel,
     build_layer,
@@ -69,7 +68,6 @@ def norm_spec(model: nn.Module) -> dict[str, Any]:
         >>> cn.norm_spec(stock) == spec
         True
     """
-    check_model(model, "norm_spec")
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -106,7 +104,6 @@ def apply_norm_spec(model: nn.Module, spec: Mapping[str, Any]) -> nn.Module:
         >>> cn.summarize(model).rows[0].state
         'train, frozen'
     """
-    check_model(model, "apply_norm_spec")
     if (spec.get("format"), spec.get("version")) != (FORMAT, VERSION):
         raise ValueError(f"apply_norm_spec: expected a spec of contnorm.norm_spec of version {VERSION}.")
     layers, entries = {layer.name: layer for layer in norm_layers(model)}, spec["norms"]
