@@ -115,11 +115,11 @@ def test_build_with_missing_pictures_is_refused_or_recorded(contnorm: Callable[.
     assert "cocoseq (18 of 41,438 pictures, 2 missing)" in contnorm("data")
 
 
-def test_build_of_nus_wideseq_elsewhere(contnorm: Callable[..., str], tmp_path: Path) -> None:
+def test_build_of_nus_wideseq(contnorm: Callable[..., str], tmp_path: Path) -> None:
     small_nus_wide(tmp_path / "nus")
-    printed = contnorm("data", "nus-wideseq", "--nus", tmp_path / "nus", "--out", tmp_path / "elsewhere")
+    printed = contnorm("data", "nus-wideseq", "--nus", tmp_path / "nus")
     assert "nus-wideseq, 18 pictures of 256x256 (12 train, 6 test), 6 tasks, 49 classes" in printed
-    source = load_source(str(tmp_path / "elsewhere"), Path("nowhere"))
+    source = load_source("nus-wideseq", tmp_path / "sets")
     assert source.name == "nus-wideseq" and source.test_task.tolist() == [0, 1, 2, 3, 4, 5]  # type: ignore[attr-defined]
 
 

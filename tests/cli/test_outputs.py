@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from contnorm.bench.config.schema import from_dict
-from contnorm.bench.config.sources import read_toml
-from contnorm.bench.records import Store, seal_of
+from contnorm.bench.config.schema import read_toml
 from contnorm.cli.main import main
 from contnorm.report.paper import section_document
 from contnorm.report.report import collect_report
@@ -34,14 +30,6 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
         main()
     assert isinstance(ended.value.code, int)
     return ended.value.code
-
-
-def rewrite(path: Path, **changes: Any) -> None:
-    """Change a record, with a new seal where it has one."""
-    raw = {**json.loads(path.read_text()), **changes}
-    if "seal" in raw:
-        raw["seal"] = seal_of(raw)
-    path.write_text(json.dumps(raw))
 
 
 def test_show_counts_repeated_run_once(
@@ -77,30 +65,3 @@ def test_settings_file_with_byte_order_mark_is_read(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     path.write_bytes(b"\xef\xbb\xbf[train]\nlr = 0.1\n")
     assert read_toml(path) == {"train": {"lr": 0.1}}
-
-
-def test_compare_warns_of_different_tasks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path)
-    configs = [from_dict({"train": {"max_steps": steps}}) for steps in (5, 100, 101)]
-    for config, tasks in zip(configs, (1, 2, 2), strict=True):
-        correct = [[9 if j <= i else None for j in range(tasks)] for i in range(tasks)]
-        store.save(config, 0, {"matrix": {"correct": correct, "total": [10] * tasks, "before": None}})
-    few, more, same = (config.hash for config in configs)
-    assert call(monkeypatch, "compare", few, more, "--runs", tmp_path) == 0
-    assert "did not use the same data" in capsys.readouterr().out
-    assert call(monkeypatch, "compare", more, same, "--runs", tmp_path) == 0
-    assert "different tasks" not in capsys.readouterr().out
-
-
-def test_compare_warns_of_other_data_of_any_seed(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert call(monkeypatch, "compare", BN, CN, "--runs", runs) == 0
-    assert "warning" not in capsys.readouterr().out
-    path = runs / CN / "2.json"
-    source = json.loads(path.read_text())["source"]
-    rewrite(path, source={**source, "fingerprint": "0" * len(source["fingerprint"])})
-    assert call(monkeypatch, "compare", BN, CN, "--runs", runs) == 0
-    assert "did not use the same data" in capsys.readouterr().out

@@ -169,7 +169,7 @@ def test_chosen_setting_is_shown_as_options(cifar: list[str], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--lr", "0.1,,0.2"], "--lr '0.1,,0.2': has an empty value"),
+        (["run", "--lr", "0.1,,0.2"], "train.lr=''"),
         (["run", "--set", "train.bach=1,2"], "unknown key 'train.bach'"),
         (["run", "--set", "stream.tasks=1,2"], "scores on different tasks can't be compared"),
         (["run", "--norm", "bn,cm"], "unknown norm 'cm'"),
@@ -178,7 +178,7 @@ def test_chosen_setting_is_shown_as_options(cifar: list[str], tmp_path: Path) ->
         (["run", "--launcher", "slurm"], "unknown launcher 'slurm'"),
         (["tune", "--lr", "0.1"], "over='lr': give at least two values of lr"),
         (["tune", "--refine", "twice"], "unknown refinement 'twice'"),
-        (["tune", "table2", "--buffer", "50"], "--buffer can't be used with a recipe"),
+        (["tune", "table2", "--buffer", "50"], "memory.size can't be set with a recipe"),
         (["resume"], "no stopped run under runs"),
     ],
 )

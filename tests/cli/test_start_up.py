@@ -22,7 +22,6 @@ NEEDLESS = (
     "tarfile",
     "PIL",
     "contnorm.bench.data.registry",
-    "contnorm.paper.recipe",
 )
 
 

@@ -69,6 +69,7 @@ def test_processor_matters_for_native_code_only(source: Path, monkeypatch: pytes
         compile_library(source, ["-march=native"], cached=True)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_several_builds_at_once_give_one_complete_library(source: Path) -> None:
     """None of them may see a file that another one is writing."""

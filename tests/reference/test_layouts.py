@@ -126,7 +126,5 @@ def test_folder_of_multi_label_stream_is_accepted(name: str, option: str, tmp_pa
         pattern = re.sub("<.*?>", "[^/]+", shown.replace(".", r"\."))
         assert any(re.fullmatch(pattern, file) for file in files), shown
     root = tmp_path / "data"
-    load_command("data").main(
-        [name, option, str(original), "--data-root", str(root), "--jobs", "1"], standalone_mode=False
-    )
+    load_command("data").main([name, option, str(original), "--data-root", str(root)], standalone_mode=False)
     assert load_source(name, root).classes == SOURCES[name].classes

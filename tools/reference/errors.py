@@ -54,7 +54,6 @@ INTERNAL = {
     "BuildError",
     "CheckSkipped",
     "NoLockstepError",
-    "SlotError",
 }
 
 

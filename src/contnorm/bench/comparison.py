@@ -10,8 +10,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from contnorm.bench.config.defaults import resolved_settings, run_names, varying
-from contnorm.bench.config.schema import RunConfig, flatten_settings
-from contnorm.bench.config.sources import format_value
+from contnorm.bench.config.schema import RunConfig, flatten_settings, format_value
 from contnorm.bench.fingerprint import Match, compare_fingerprints
 from contnorm.bench.records import Record
 from contnorm.bench.selection import SHORT_KEYS, setting_keys

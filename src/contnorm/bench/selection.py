@@ -16,24 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from contnorm.bench.config.defaults import canonical_strategy, resolved_settings, stream_name
-from contnorm.bench.config.schema import RunConfig, flatten_settings
-from contnorm.bench.config.sources import format_value, parse_assignment
+from contnorm.bench.config.schema import RunConfig, flatten_settings, format_value, parse_assignment
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
 from contnorm.registry import find_norm
-
-__all__ = [
-    "IDENTITY",
-    "SHORT_KEYS",
-    "Condition",
-    "conditions_of",
-    "has_operator",
-    "no_match",
-    "parse_selection",
-    "resolve_key",
-    "setting_keys",
-    "value_of",
-]
 
 IDENTITY = ("hash", "seed", "status")  # keys that are not settings
 SHORT_KEYS = {

@@ -36,12 +36,7 @@ EXAMPLES = 8  # missing pictures or classes that are listed
 
 
 def ls(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="Kind to list: norms, streams, strategies, memories, models, launchers or tables; default: all."
-        ),
-    ] = "",
+    what: Annotated[str, typer.Argument(help="Kind to list, such as norms, streams or tables; default: all.")] = "",
     data_root: DataRoot = None,
 ) -> None:
     """List available norms, streams, strategies, memories, models, launchers and tables.
@@ -64,46 +59,22 @@ def ls(
 
 
 def data(
-    name: Annotated[
-        str, typer.Argument(help="Data set to show, fetch or build; `add` to add one of yours. Default: list all.")
-    ] = "",
+    name: Annotated[str, typer.Argument(help="Data set to show, fetch or build; `add` to add one. Default: all.")] = "",
     added: Annotated[str, typer.Argument(metavar="NAME", help="After `add`: the name of your data set.")] = "",
-    folder: Annotated[
-        Path | None, typer.Option(help="Add images with one label each: DIR/CLASS/*, or DIR/train and DIR/test.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Add images: DIR/CLASS/*, or DIR/train and DIR/test.")] = None,
     npz: Annotated[Path | None, typer.Option(help="Add arrays of a file: x_train, y_train, x_test, y_test.")] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="With add: the number of tasks, or the classes of each, as 'cat,dog;car,ship'.")
-    ] = None,
-    test_share: Annotated[
-        float, typer.Option(help="With add: share of each class for testing if there is no test split.")
-    ] = 0.2,
-    fetch: Annotated[
-        bool, typer.Option("--fetch", help="Download the data set from its public source and verify it.")
-    ] = False,
+    tasks: Annotated[str | None, typer.Option(help="With add: number of tasks, or the classes: 'a,b;c'.")] = None,
+    test_share: Annotated[float, typer.Option(help="With add: share of each class that is the test split.")] = 0.2,
+    fetch: Annotated[bool, typer.Option("--fetch", help="Download it from its public source and verify it.")] = False,
     base: Annotated[str | None, typer.Option(help="Base URL to download from instead of the public source.")] = None,
     coco: Annotated[Path | None, typer.Option(help="Build cocoseq from MS-COCO in this folder.")] = None,
     nus: Annotated[Path | None, typer.Option(help="Build nus-wideseq from NUS-WIDE in this folder.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Build a multi-label data set from this CSV table.")] = None,
-    images: Annotated[
-        Path | None, typer.Option(help="Folder of images to build from; without --csv, its labels.csv is the table.")
-    ] = None,
-    groups: Annotated[
-        Path | None, typer.Option(help="Table that assigns classes to groups; default: by number of images.")
-    ] = None,
-    ids: Annotated[
-        Path | None, typer.Option(help="Folder of the task lists; default: DIR/ids, otherwise downloaded.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to build the data set in; default: under the data root.")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option(help="Image side in pixels: 256 or 224; any size with add or --csv.")
-    ] = None,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Build without missing images; noted in the manifest.")
-    ] = False,
-    jobs: Annotated[int | None, typer.Option(help="Number of decoding threads; default: one per core.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of images; without --csv, with labels.csv.")] = None,
+    groups: Annotated[Path | None, typer.Option(help="Table that assigns classes to groups; default: by size.")] = None,
+    ids: Annotated[Path | None, typer.Option(help="Folder of the task lists; default: DIR/ids, or download.")] = None,
+    size: Annotated[int | None, typer.Option(help="Image side: 256 or 224; any size with add or --csv.")] = None,
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="Build without missing images.")] = False,
     data_root: DataRoot = None,
 ) -> None:
     """List data sets, download one, add one of yours, or build a multi-label one.
@@ -128,9 +99,9 @@ def data(
     elif coco or nus or csv or images:
         with _bars(MofNCompleteColumn()) as update:
             path = bench.build_dataset(
-                    name, data_root, coco=coco, nus=nus, csv=csv, images=images, groups=groups, ids=ids, base=base,
-                    out=out, size=size or 256, allow_missing=allow_missing, jobs=jobs, progress=update,
-                )  # fmt: skip
+                name, data_root, coco=coco, nus=nus, csv=csv, images=images, groups=groups, ids=ids, base=base,
+                size=size or 256, allow_missing=allow_missing, progress=update,
+            )  # fmt: skip
         first, *lines = _describe_build(read_manifest(path))
         print_lines([f"{path}: {first}", *lines])
     else:

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from contnorm import bench
-from contnorm.bench.config.schema import field_of, flatten_settings, show_value
-from contnorm.bench.config.sources import Setting, collect_settings, parse_assignment, parse_assignments
+from contnorm.bench.config.defaults import refuse_code
+from contnorm.bench.config.schema import (
+    field_of,
+    flatten_settings,
+    merge_settings,
+    nest_settings,
+    parse_assignment,
+    parse_assignments,
+    read_toml,
+)
 from contnorm.bench.launchers import create_launcher
 from contnorm.cli.common import DataRoot, RunsFolder, collection_paused
-from contnorm.errors import UserError
 
 if TYPE_CHECKING:
     from contnorm.bench import RunOptions, Stream
@@ -88,8 +95,8 @@ def takes_options(*names: str, settings: bool = False) -> Callable[[Callable[...
 
     Args:
         names: Names of the options.
-        settings: Whether it has those of settings too. It gets what was typed as ``typed``, a list; several values of a
-            setting are a list. The settings file is in ``execution["config"]``.
+        settings: Whether it has those of settings too. It gets what was typed as ``typed``, by dotted key; several
+            values of a setting are a list. The settings file is in ``execution["config"]``.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,17 +109,13 @@ def takes_options(*names: str, settings: bool = False) -> Callable[[Callable[...
         execution = {name: EXECUTION[name] for name in names} | (_SETTINGS if settings else {})
 
         def call(**values: Any) -> Any:
-            typed = []
-            for flag, key in FLAGS.items() if settings else ():
-                text = values.pop(flag.replace("-", "_"))
-                if text is not None:
-                    typed.append(Setting(f"--{flag}", key, _parse_list(f"--{flag}", key, text)))
+            typed = {key: values.pop(flag.replace("-", "_")) for flag, key in FLAGS.items()} if settings else {}
+            typed = {key: _parse_list(key, text) for key, text in typed.items() if text is not None}
             chosen = {name: values.pop(name) for name in execution}
-            for setting in parse_assignments(chosen.pop("set_", None) or ()):
-                several = isinstance(setting.value, str) and "," in setting.value and setting.key not in _TEXTS
-                value = _parse_list(setting.origin, setting.key, setting.value) if several else setting.value
-                typed.append(Setting(setting.origin, setting.key, value))
-            options = dict(parse_assignment(text) for text in chosen.pop("launcher_set", None) or ())
+            for key, value in parse_assignments(chosen.pop("set_", None) or ()).items():
+                several = isinstance(value, str) and "," in value and key not in _TEXTS
+                typed[key] = _parse_list(key, value) if several else value
+            options = dict(map(parse_assignment, chosen.pop("launcher_set", None) or ()))
             if chosen.get("launcher") or options:
                 chosen["launcher"] = create_launcher(chosen["launcher"] or "local", options)
             return command(execution=chosen, **({"typed": typed} if settings else {}), **values)
@@ -131,30 +134,36 @@ def takes_options(*names: str, settings: bool = False) -> Callable[[Callable[...
     return decorate
 
 
-def _parse_list(flag: str, key: str, text: str) -> Any:
+def _parse_list(key: str, text: str) -> Any:
     """Parse comma-separated values; a single one is not a list.
 
     Example:
-        >>> _parse_list("--lr", "train.lr", "0.01,0.03"), _parse_list("--norm", "norm.name", "cn")
+        >>> _parse_list("train.lr", "0.01,0.03"), _parse_list("norm.name", "cn")
         ([0.01, 0.03], 'cn')
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(parts):
-        raise UserError(f"{flag} {show_value(text)}: has an empty value. Use values with commas between.")
     values = parts if key in _TEXTS else [parse_assignment(f"{key}={part}")[1] for part in parts]  # "none" is a norm
     return values if len(values) > 1 else values[0]
 
 
-def load_stream(typed: list[Setting], execution: dict[str, Any]) -> tuple[Stream, dict[str, Any]]:
-    """Load the stream of what was typed; returns it with the arguments of `bench.run`."""
+def load_stream(typed: Mapping[str, Any], execution: Mapping[str, Any]) -> tuple[Stream, dict[str, Any]]:
+    """Load the stream of what was typed; returns it with the arguments of `bench.run`.
+
+    What was typed overrides the settings file, which overrides the defaults of options.
+    """
     arguments = dict(execution)
-    root, missing = arguments.pop("data_root"), arguments.pop("allow_missing")
-    values = collect_settings(DEFAULTS, arguments.pop("config"), typed, ())
-    stream = values.pop("stream")
-    lists = {f"stream.{name}": stream.pop(name) for name in list(stream) if isinstance(stream[name], list)}
+    root, missing, config = (arguments.pop(name) for name in ("data_root", "allow_missing", "config"))
+    in_file = {} if config is None else read_toml(config)
+    nested = nest_settings(typed)
+    refuse_code(merge_settings(in_file, nested), nested, str(config))
+    values = flatten_settings(merge_settings(merge_settings(nest_settings(DEFAULTS), in_file), nested))
+    of_stream = {
+        key: value for key, value in values.items() if key.startswith("stream.") and not isinstance(value, list)
+    }
     with collection_paused():
+        stream = {key.partition(".")[2]: value for key, value in of_stream.items()}
         loaded = bench.load_stream(root=root, allow_missing=missing, **stream)
-    return loaded, {"settings": {**flatten_settings(values), **lists}, **arguments}
+    return loaded, {"settings": {key: value for key, value in values.items() if key not in of_stream}, **arguments}
 
 
 def run_options(execution: Mapping[str, Any]) -> RunOptions:

@@ -16,8 +16,7 @@ from rich.console import Console
 
 from contnorm import bench
 from contnorm import paper as api
-from contnorm.bench.config.schema import field_of
-from contnorm.bench.config.sources import check_seeds
+from contnorm.bench.config.schema import check_seeds, field_of
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
 from contnorm.bench.sequential import MARGIN, MAX_SEEDS
 from contnorm.cli.common import console, print_error, print_lines, print_text, show_rows

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from contnorm import bench
-from contnorm.bench.config.sources import RUN_ARGUMENTS, Setting, check_seed, check_seeds, format_value
+from contnorm.bench.config.schema import RUN_ARGUMENTS, check_seed, check_seeds, format_value
 from contnorm.cli.common import collection_paused, console, print_lines, print_text, show_rows
 from contnorm.cli.options import EXECUTION, FLAGS, load_stream, takes_options
 from contnorm.cli.show import show_scores
@@ -24,37 +24,23 @@ from contnorm.paper.tables import spread
 if TYPE_CHECKING:
     from contnorm.bench import SweepResult
 
-ScoreName = Annotated[
-    str | None, typer.Option(help="Score to choose by, such as acc or fm; default: acc, or c_f1 for multi-label.")
-]
-PlotFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Figure to write: .png, .svg or .pdf; scores over the settings.")
-]
+ScoreName = Annotated[str | None, typer.Option(help="Score to choose by, such as fm; default: acc, or c_f1.")]
+PlotFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Figure of the scores: .png, .svg or .pdf.")]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")]
 
 
 @takes_options(*EXECUTION, settings=True)
 def run(
-    typed: list[Setting],
+    typed: dict[str, Any],
     execution: dict[str, Any],
-    seeds: Annotated[
-        int | None, typer.Option(help="Number of seeds, counted from 0. Default: 1; 3 if a setting has several values.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds, from 0 on. Default: 1; 3 for a sweep.")] = None,
     seed: Annotated[int | None, typer.Option(help="Run this single seed.")] = None,
-    keep_weights: Annotated[
-        bool,
-        typer.Option("--keep-weights", help="Save the final weights of each run next to its record, for `diagnose`."),
-    ] = False,
+    keep_weights: Annotated[bool, typer.Option("--keep-weights", help="Save the weights, for `diagnose`.")] = False,
     validation: Annotated[
-        bool,
-        typer.Option(
-            "--validation", help="Use validation tasks, or held-out training samples, instead of the test samples."
-        ),
+        bool, typer.Option("--validation", help="Use validation tasks, or held-out training samples, not test samples.")
     ] = False,
     score: ScoreName = None,
-    by: Annotated[
-        str, typer.Option(help="Choose one setting for each value of these settings, comma-separated.")
-    ] = "norm",
+    by: Annotated[str, typer.Option(help="Choose one setting for each value of these, comma-separated.")] = "norm",
     plot: PlotFile = None,
     json_: JsonFlag = False,
 ) -> None:
@@ -74,7 +60,7 @@ def run(
         raise UserError(f"--seed {seed} and --seeds {seeds}: use one of them. --seeds is a number of seeds, from 0 on.")
     check_seeds(1 if seeds is None else seeds)
     check_seed(seed or 0)
-    is_sweep = any(isinstance(one.value, list) for one in typed) or validation or plot is not None or json_
+    is_sweep = any(isinstance(value, list) for value in typed.values()) or validation or plot is not None or json_
     stream, arguments = load_stream(typed, execution)
     arguments |= {
         "seeds": [seed] if seed is not None else seeds or (3 if is_sweep else 1),
@@ -164,9 +150,7 @@ def _show_sweep(result: SweepResult) -> None:
 def resume(
     execution: dict[str, Any],
     folder: Annotated[Path | None, typer.Argument(help="The same as --runs.", show_default=False)] = None,
-    runs: Annotated[
-        Path, typer.Option("--runs", help="Folder of runs, of one experiment in it, or of one run.")
-    ] = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of runs, of an experiment, or of a run.")] = Path("runs"),
 ) -> None:
     """Resume the interrupted runs of a folder, bit-exactly.
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.defaults import run_names
-from contnorm.bench.config.sources import format_value
+from contnorm.bench.config.schema import format_value
 from contnorm.bench.records import Record, Runs, Store, is_archive
 from contnorm.bench.selection import SHORT_KEYS, conditions_of, no_match, resolve_key, setting_keys
 from contnorm.bench.unfinished import UnfinishedRun, unfinished_runs

@@ -6,7 +6,7 @@ With a recipe, it chooses a learning rate for each norm and strategy of a table.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from contnorm import bench, paper
-from contnorm.bench.config.sources import Setting, check_seeds
+from contnorm.bench.config.schema import check_seeds
 from contnorm.cli.common import console, print_lines, print_text, show_rows
 from contnorm.cli.options import EXECUTION, load_stream, run_options, takes_options
 from contnorm.cli.run import JsonFlag, PlotFile, ScoreName, show_result
@@ -38,27 +38,22 @@ _OF_RECIPES = {
 
 @takes_options(*EXECUTION, settings=True)
 def tune(
-    typed: list[Setting],
+    typed: dict[str, Any],
     execution: dict[str, Any],
-    recipe: Annotated[
-        str | None,
-        typer.Argument(help="Recipe: table2, table8, table9, table10, table12, or a TOML file; none: tune --stream."),
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Recipe: table2, ..., or a TOML file; or use --stream.")] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, counted from 0.")] = 3,
     over: Annotated[str, typer.Option(help="Setting to tune: lr, or a numeric setting such as memory.size.")] = "lr",
     extend: Annotated[
-        int | None, typer.Option(help="Most values to try beyond the grid, per search; default: 3, or 0 for a recipe.")
+        int | None, typer.Option(help="Most values to try beyond the grid; default: 3, or 0 for a recipe.")
     ] = None,
     refine: Annotated[
-        str | None,
-        typer.Option(help="Refinement: between (the best two), around, or none; default: between, none for a recipe."),
+        str | None, typer.Option(help="Refine: between (the best two), around, or none, as is the default of a recipe.")
     ] = None,
     score: ScoreName = None,
     plot: PlotFile = None,
     json_: JsonFlag = False,
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", help="File for the rates of a recipe; default: RUNS/selected/RECIPE.toml."),
+        Path | None, typer.Option("-o", "--out", help="File for a recipe's rates; default: RUNS/selected/RECIPE.toml.")
     ] = None,
 ) -> None:
     """Choose the best learning rate (or another setting) of each norm, using only validation data.
@@ -75,7 +70,7 @@ def tune(
         given = _recipe_options(typed, execution, seeds)
         options = replace(given, out=out, extensions=extend or 0, refine=refinement)
         raise typer.Exit(tune_recipe(recipe, options, console))
-    if not any(setting.key == "stream.name" for setting in typed):
+    if "stream.name" not in typed:
         raise UserError("tune: give a recipe, such as table2, or --stream. See `contnorm ls streams`.")
     stream, arguments = load_stream(typed, execution)
     arguments |= {"seeds": seeds, "over": over, "score": score, "extensions": 3 if extend is None else extend}
@@ -83,18 +78,18 @@ def tune(
     show_result(lambda progress: bench.tune(stream, progress=progress, **arguments), plot, json_)
 
 
-def _recipe_options(typed: Sequence[Setting], execution: Mapping[str, Any], seeds: int) -> TuneOptions:
+def _recipe_options(typed: Mapping[str, Any], execution: Mapping[str, Any], seeds: int) -> TuneOptions:
     """Return the options of a search of the learning rates of a recipe."""
     only, given = list[str](), dict[str, Any]()
-    for setting in typed:
-        name = _OF_RECIPES.get(setting.key)
+    for key, value in typed.items():
+        name = _OF_RECIPES.get(key)
         if name is None:
-            raise UserError(f"tune: {setting.origin} can't be used with a recipe.")
-        values = setting.value if isinstance(setting.value, list) else [setting.value]
+            raise UserError(f"tune: {key} can't be set with a recipe. Use {', '.join(_OF_RECIPES)}.")
+        values = value if isinstance(value, list) else [value]
         if name in ("stream", "strategy", "norm"):
             only += [f"{name}={value}" for value in values]
         else:
-            given[name] = values if name == "lr" else setting.value
+            given[name] = values if name == "lr" else value
     return paper.TuneOptions(
         seeds,
         only,

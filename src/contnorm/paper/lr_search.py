@@ -15,8 +15,7 @@ from rich.console import Console
 
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.api.execution import run_missing
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.config.sources import check_seeds
+from contnorm.bench.config.schema import RunConfig, check_seeds
 from contnorm.bench.data.registry import data_root
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.grid import LineSearch, Refine

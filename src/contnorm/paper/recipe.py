@@ -17,9 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from contnorm.bench.components import is_user_code
-from contnorm.bench.config.defaults import apply_defaults
-from contnorm.bench.config.schema import from_dict, show_value
-from contnorm.bench.config.sources import parse_toml, read_toml_text, refuse_code
+from contnorm.bench.config.defaults import apply_defaults, refuse_code
+from contnorm.bench.config.schema import from_dict, parse_toml, read_toml_text, show_value
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import SCORE_TITLES, SCORES
 from contnorm.bench.strategies import STRATEGIES

@@ -17,8 +17,14 @@ from rich.console import Console
 
 from contnorm.bench.api.execution import run_missing
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
-from contnorm.bench.config.sources import Setting, check_seeds, nest_settings, parse_assignments
+from contnorm.bench.config.schema import (
+    RunConfig,
+    check_seeds,
+    from_dict,
+    merge_settings,
+    nest_settings,
+    parse_assignments,
+)
 from contnorm.bench.data.registry import SOURCES, data_root, describe_layouts, find_layout, location_of
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.run import Run, RunOptions, list_devices
@@ -182,12 +188,9 @@ class _Table:
         self._places = {tuple(cell.place.items()) for cell in selected}
         self.folder, self.root = runs_folder(self.recipe, options.runs), data_root(options.data_root)
         flags = {"train.max_steps": options.max_steps, "train.precision": options.precision}
-        typed = [Setting(key, key, value) for key, value in flags.items() if value is not None]
-        if isinstance(options.settings, Mapping):
-            typed += [Setting(key, key, value) for key, value in options.settings.items()]
-        else:
-            typed += parse_assignments(options.settings)
-        self.typed = nest_settings(typed)
+        settings = options.settings
+        typed = dict(settings) if isinstance(settings, Mapping) else parse_assignments(settings)
+        self.typed = nest_settings({key: value for key, value in flags.items() if value is not None} | typed)
         from_dict(self.typed)
 
     def run(self, runs: Sequence[Run], console: Console | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from contnorm.bench.config.sources import parse_toml, read_toml_text
+from contnorm.bench.config.schema import parse_toml, read_toml_text
 from contnorm.bench.grid import LEARNING_RATES, best_candidate
 from contnorm.bench.records import spread_over_seeds
 from contnorm.bench.sequential import FIRST_SEED

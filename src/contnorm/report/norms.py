@@ -18,8 +18,7 @@ import pandas as pd
 
 from contnorm.bench.comparison import compare_scores
 from contnorm.bench.config.defaults import changed, run_names
-from contnorm.bench.config.schema import RunConfig, flatten_settings
-from contnorm.bench.config.sources import format_settings, format_value
+from contnorm.bench.config.schema import RunConfig, flatten_settings, format_settings, format_value
 from contnorm.bench.label_metrics import label_score, mean_ap
 from contnorm.bench.metrics import MAIN_SCORES, acc_so_far, score
 from contnorm.bench.records import Record, Runs

@@ -8,8 +8,7 @@ from functools import lru_cache
 from statistics import fmean
 
 from contnorm.bench.config.defaults import changed, run_names, varying
-from contnorm.bench.config.schema import RunConfig
-from contnorm.bench.config.sources import MAX_SEEDS, format_settings, format_value
+from contnorm.bench.config.schema import MAX_SEEDS, RunConfig, format_settings, format_value
 from contnorm.bench.data.dataset import GROUPS
 from contnorm.bench.label_metrics import LabelMatrix, label_score, mean_ap
 from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix, score

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.bench.config.schema import from_dict
-from contnorm.bench.config.sources import parse_assignment, read_toml
+from contnorm.bench.config.schema import from_dict, parse_assignment, read_toml
 from contnorm.errors import UserError
 
 

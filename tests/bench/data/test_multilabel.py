@@ -156,7 +156,7 @@ def test_csv_with_class_columns_and_groups(tmp_path: Path) -> None:
     assert listed.class_names == ("sky", "sea") and listed.task_names == ("night", "day")
     assert [picture.labels for picture in listed.train] == [(0,), (1,)] and listed.test[0].labels == (0, 1)
     assert listed.class_groups == ("majority", "moderate")
-    with pytest.raises(UserError, match=r"unknown group of class 'sky' in .*'minor'\. Did you mean 'minority'"):
+    with pytest.raises(UserError, match="one of the groups majority, moderate, minority"):
         own(tmp_path, text, "class,group\nsea,moderate\nsky,minor\n")
 
 
@@ -182,20 +182,6 @@ def test_csv_groups_count_train_pictures(tmp_path: Path) -> None:
 def test_invalid_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         own(tmp_path, text)
-
-
-def test_task_lists_are_downloaded_if_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_coco(tmp_path / "coco", lists="elsewhere")
-    addresses = []
-
-    def download(lists: object, root: Path, base: str | None) -> None:
-        addresses.append(base)
-        (tmp_path / "coco" / "elsewhere").rename(root / "ids")
-
-    (tmp_path / "out").mkdir()
-    monkeypatch.setattr(multilabel, "fetch", download)
-    assert len(list_cocoseq(tmp_path / "coco", None, tmp_path / "out", "mirror").train) == 12
-    assert addresses == ["mirror"]
 
 
 # Builds

@@ -11,8 +11,8 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from PIL import Image
 
 from contnorm.bench.config.schema import StreamConfig
 from contnorm.bench.data import registry
-from contnorm.bench.data.formats import MINI_WNIDS, read_cifar_binary, read_cifar_pickle, read_idx
+from contnorm.bench.data.formats import MINI_WNIDS, read_cifar_pickle, read_idx
 from contnorm.bench.data.registry import (
     ALLOW_MISSING,
     SOURCES,
@@ -90,14 +90,6 @@ def test_idx_file_is_read(tmp_path: Path, ending: str) -> None:
     (tmp_path / "cut").write_bytes(content[:-1])
     with pytest.raises(ValueError, match="do not fit its shape"):
         read_idx(tmp_path / "cut")
-
-
-def test_cifar_binary_is_read(tmp_path: Path) -> None:
-    records = np.concatenate([[[9, 3], [8, 4]], IMAGES], axis=1).astype(np.uint8)
-    (tmp_path / "a.bin").write_bytes(records.tobytes())
-    images, labels = read_cifar_binary(tmp_path / "a.bin", 2)
-    np.testing.assert_array_equal(images, IMAGES.reshape(2, 3, 32, 32))
-    assert labels.tolist() == [3, 4]
 
 
 # Layouts
@@ -301,38 +293,22 @@ def test_unwritable_folder_uses_user_cache(tmp_path: Path, monkeypatch: pytest.M
 BODY = bytes(range(256)) * 4000
 
 
-@dataclass
-class Server:
-    """Serves files, and remembers which were asked for."""
-
-    address: str = ""
-    files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that a local server offers."""
+    (tmp_path / "offered").mkdir()
+    return tmp_path / "offered"
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    state = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            state.asked.append(self.path.lstrip("/"))
-            body = state.files.get(self.path.lstrip("/"))
-            if body is None:
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
+def address(folder: Path) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        state.address = f"http://127.0.0.1:{http.server_port}"
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as http:
         threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-        yield state
+        yield f"http://127.0.0.1:{http.server_port}"
         http.shutdown()
 
 
@@ -353,34 +329,36 @@ def archive(name: str, member: str = "set/in.bin") -> bytes:
     return content.getvalue()
 
 
-def test_file_is_downloaded_once_with_progress(server: Server, tmp_path: Path) -> None:
-    server.files["a.gz"] = BODY
+def test_file_is_downloaded_once_with_progress(folder: Path, address: str, tmp_path: Path) -> None:
+    (folder / "a.gz").write_bytes(BODY)
     reports: list[tuple[str, int, int]] = []
     dataset = Fetchable("nowhere", {"a.gz": md5(BODY)}, folder="set")
-    fetch(dataset, tmp_path, server.address, lambda *report: reports.append(report))
+    fetch(dataset, tmp_path, address, lambda *report: reports.append(report))
     assert (tmp_path / "set" / "a.gz").read_bytes() == BODY
     assert reports[-1] == ("a.gz", len(BODY), len(BODY)) and len(reports) > 2
-    fetch(dataset, tmp_path, server.address)
-    assert server.asked == ["a.gz"], "what is there and right is not fetched again"
+    (folder / "a.gz").unlink()
+    fetch(dataset, tmp_path, address)  # what is there and right is not fetched again
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
-def test_archive_is_unpacked(server: Server, tmp_path: Path, name: str) -> None:
-    server.files[name] = archive(name)
-    fetch(Fetchable(server.address, {name: md5(server.files[name])}), tmp_path)
+def test_archive_is_unpacked(folder: Path, address: str, tmp_path: Path, name: str) -> None:
+    (folder / name).write_bytes(archive(name))
+    fetch(Fetchable(address, {name: md5((folder / name).read_bytes())}), tmp_path)
     assert (tmp_path / "set" / "in.bin").read_bytes() == BODY
 
 
 @pytest.mark.parametrize("body", [b"other", None])
-def test_wrong_or_missing_file_is_not_kept(server: Server, tmp_path: Path, body: bytes | None) -> None:
-    server.files |= {} if body is None else {"a.gz": body}
+def test_wrong_or_missing_file_is_not_kept(folder: Path, address: str, tmp_path: Path, body: bytes | None) -> None:
+    if body is not None:
+        (folder / "a.gz").write_bytes(body)
     with pytest.raises(UserError, match=r"a\.gz: download failed .*--base"):
-        fetch(Fetchable(server.address, {"a.gz": md5(BODY)}), tmp_path)
+        fetch(Fetchable(address, {"a.gz": md5(BODY)}), tmp_path)
     assert not (tmp_path / "a.gz").exists()
 
 
-def test_archive_is_not_unpacked_outside_its_folder(server: Server, tmp_path: Path) -> None:
-    server.files["a.tar.gz"] = archive("a.tar.gz", "../outside")
+def test_archive_is_not_unpacked_outside_its_folder(folder: Path, address: str, tmp_path: Path) -> None:
+    content = archive("a.tar.gz", "../outside")
+    (folder / "a.tar.gz").write_bytes(content)
     with pytest.raises(tarfile.FilterError):
-        fetch(Fetchable(server.address, {"a.tar.gz": md5(server.files["a.tar.gz"])}), tmp_path / "root")
+        fetch(Fetchable(address, {"a.tar.gz": md5(content)}), tmp_path / "root")
     assert not (tmp_path / "outside").exists()

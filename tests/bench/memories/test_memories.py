@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable
 
@@ -63,13 +62,6 @@ def test_slots_are_within_capacity_and_readable_slots_were_written(name: str) ->
     assert set(memory.readable(before_task=2).tolist()) == {slot for slot, task in task_of.items() if task < 2}
 
 
-@every_memory
-def test_empty_offer_stores_nothing(name: str) -> None:
-    memory = MAKERS[name]()
-    empty = np.zeros((0, LABELS), dtype=np.int64) if "prs" in name else np.zeros(0, dtype=np.int64)
-    assert len(memory.offer(empty, 0)) == len(memory.readable()) == 0
-
-
 def test_ring_per_task_holds_the_last_samples() -> None:
     memory = Ring(7, 4)
     slots = feed(memory, stream(), [10, 3])
@@ -100,90 +92,6 @@ def test_reservoir_stores_samples_with_equal_probability() -> None:
     # Kept or not, without replacement: the statistic is scaled by the finite population.
     statistic = ((kept - expected) ** 2 / expected).sum() / (1 - 12 / 60) * (59 / 60)
     assert stats.chi2.sf(statistic, 59) > 1e-3
-
-
-def test_prs_shares_sum_to_one() -> None:
-    memory = PartitioningReservoir(30, LABELS, -0.03, np.random.default_rng(0))
-    chance = np.random.default_rng(1)
-    frequency = np.array([0.5, 0.3, 0.2, 0.05, 0.02, 0.01])
-    for step in range(400):
-        rows = (chance.random((10, LABELS)) < frequency).astype(np.int64)
-        rows[rows.sum(1) == 0, 0] = 1
-        memory.offer(rows, step // 100)
-        present = memory._held_count > 0
-        assert memory._share[present].sum() == pytest.approx(1)
-        np.testing.assert_array_equal(memory._held_count, memory._held.sum(0))
-    assert memory._stream_count.sum() > 4000
-    # What it is for: the rare labels have far more of the memory than of the stream.
-    share_held, share_seen = (c / c.sum() for c in (memory._held_count, memory._stream_count))
-    assert share_held[5] > 5 * share_seen[5] and share_held[0] < share_seen[0]
-
-
-def test_prs_always_admits_new_labels() -> None:
-    for seed in range(50):
-        memory = PartitioningReservoir(5, LABELS, 0.0, np.random.default_rng(seed))
-        memory.offer(one_hot(np.zeros(200, dtype=np.int64)), 0)
-        assert memory.offer(one_hot(np.array([3])), 1)[0] != NOT_STORED
-
-
-def again(memory: PartitioningReservoir, seed: int) -> PartitioningReservoir:
-    """The same memory with other chances from here on."""
-    copied = copy.deepcopy(memory)
-    copied.generator = np.random.default_rng(seed)
-    return copied
-
-
-def test_prs_admission_probability() -> None:
-    """Of one label it is a reservoir; of several the rarest decides, by what is due to it over how often it came."""
-    alone = PartitioningReservoir(10, LABELS, 0.0, np.random.default_rng(0))
-    alone.offer(one_hot(np.zeros(40, dtype=np.int64)), 0)
-    entered = sum(again(alone, seed).offer(one_hot(np.array([0])), 0)[0] != NOT_STORED for seed in range(3000))
-    assert stats.binomtest(entered, 3000, 10 / 40).pvalue > 1e-3
-    both = PartitioningReservoir(10, LABELS, 0.0, np.random.default_rng(0))
-    both.offer(one_hot(np.repeat([0, 1], [35, 12])), 0)
-    both.offer(
-        np.array([[1, 1, 0, 0, 0, 0]]), 0
-    )  # 36 and 13 times by now, and both are held: half of it is due to each
-    assert both._held_count[0] > 0 and both._held_count[1] > 0
-    rarest, common = min(1, 10 / 2 / 13), min(1, 10 / 2 / 36)
-    weight = 1 / (1 + np.exp(13 - 36))
-    chance = weight * rarest + (1 - weight) * common
-    entered = sum(again(both, s).offer(np.array([[1, 1, 0, 0, 0, 0]]), 0)[0] != NOT_STORED for s in range(3000))
-    assert stats.binomtest(entered, 3000, chance).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("quirk", [False, True])
-def test_prs_quirk_evicts_the_first_candidate_at_high_costs(quirk: bool) -> None:
-    """Two slots share label 0. Where it is drawn, to free the second is cheaper, and either costs more than two slots.
-
-    The published search starts from the first at a cost of the capacity, and so never comes to the second.
-    """
-    memory = PartitioningReservoir(2, LABELS, 0.0, np.random.default_rng(0), quirk=quirk)
-    memory.offer(np.array([[1, 1, 1, 0, 0, 0], [1, 0, 0, 1, 1, 0]]), 0)
-    memory._share = np.array([0.0, 0.1, 0.1, 0.0, 0.0, 0.0])
-    excess = np.exp([2, 0.4, 0.4, 1, 1])  # of labels 0 to 4, whose sum of slots is 6
-    first = (excess[1:3].sum() + quirk * excess[0]) / excess.sum()
-    freed = sum(again(memory, seed)._slot_to_free() == 0 for seed in range(500))
-    assert stats.binomtest(freed, 500, first).pvalue > 1e-3
-
-
-def test_prs_differs_from_reservoir() -> None:
-    rows = long_tailed_labels(3000, 30, tasks=3, seed=1)
-    written = {
-        "prs": PartitioningReservoir(100, 30, -0.03, np.random.default_rng(0)).offer(rows, 0),
-        "reservoir": Reservoir(100, np.random.default_rng(0)).offer(rows, 0),
-    }
-    held = {}
-    for name, slots in written.items():
-        assert (slots[100:] != NOT_STORED).sum() > 200, "evictions"
-        content = np.zeros(100, dtype=np.int64)
-        for item, slot in enumerate(slots):
-            if slot != NOT_STORED:
-                content[slot] = item
-        held[name] = content
-    assert len(set(held["prs"]) & set(held["reservoir"])) < 50
-    rare = rows.sum(0) < np.quantile(rows.sum(0), 0.25)
-    assert rows[held["prs"]][:, rare].sum() > 1.5 * rows[held["reservoir"]][:, rare].sum()
 
 
 class PlainPRS:
@@ -246,15 +154,14 @@ class PlainPRS:
         return candidates[0] if best is None else best
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rho", "quirk"), [(-0.03, True), (0.02, False)])
 def test_prs_equals_plain_reference(rho: float, quirk: bool) -> None:
-    """Over a stream on which more than two thousand samples are displaced, each the one the plain version chooses."""
-    rows = long_tailed_labels(10_000, 50, tasks=5, seed=5)
-    fast = PartitioningReservoir(1000, 50, rho, np.random.default_rng(9), quirk=quirk)
-    plain = PlainPRS(1000, rho, 9, quirk)
+    """Over a stream on which hundreds of samples are displaced, each the one the plain version chooses."""
+    rows = long_tailed_labels(2500, 30, tasks=5, seed=5)
+    fast = PartitioningReservoir(150, 30, rho, np.random.default_rng(9), quirk=quirk)
+    plain = PlainPRS(150, rho, 9, quirk)
     expected = [plain.offer(set(np.flatnonzero(row).tolist())) for row in rows]
-    assert plain.evicted > 2000
+    assert plain.evicted > 300
     np.testing.assert_array_equal(fast.offer(rows, 0), expected)
 
 

@@ -265,15 +265,6 @@ def test_run_with_a_random_memory_resumes_bit_exactly(
         assert torch.equal(value, second.state_dict()[name]), name
 
 
-def test_edited_memory_is_another_run(stream: bench.Stream, tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    hashes = set()
-    for line in ("", "# edited"):
-        file.write_text(source(FILL + line))
-        hashes.add(bench.run(stream, memory=f"{file}:Mine", runs=tmp_path / "runs").config.hash)
-    assert len(hashes) == 2
-
-
 def test_multi_hot_memory_gets_rows(stream: bench.Stream, tmp_path: Path) -> None:
     body = (
         "multi_hot = True\ndef offer(self, labels, task):\n    assert labels.shape[1] == 6\n    return labels.argmax(1)"

@@ -140,13 +140,6 @@ def stream() -> Any:
     return bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=20, test_per_task=20)
 
 
-def test_record_names_norm_and_options(stream: Any, tmp_path: Path) -> None:
-    result = bench.run(stream, norm="evonorm_s0-10", settings={"norm.eps": 1e-3}, runs=tmp_path)
-    assert result.records[0].raw["norms"] == {"EvoNorm1d(10)": 2}
-    norm = bench.load_runs(tmp_path).where("norm=evonorm_s0-10").records[0].config.norm
-    assert (norm.name, norm.groups, dict(norm.options)) == ("evonorm_s0", 10, {"eps": 1e-3})
-
-
 def test_frn_is_refused_for_a_perceptron(stream: Any) -> None:
     with pytest.raises(UserError, match=r"norm 'frn': does not fit model 'mlp'.*one value per channel") as error:
         bench.run(stream, norm="frn")

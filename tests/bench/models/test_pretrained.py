@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import logging
 import os
@@ -173,12 +172,6 @@ def test_files_with_code_are_refused_and_not_run(kind: str, tmp_path: Path, stat
     with pytest.raises(UserError) as caught:
         made(weights=path)
     assert not mark.exists() and "\n" not in str(caught.value) and str(path) in str(caught.value)
-
-
-def test_files_with_pickled_objects_are_refused(tmp_path: Path, state: State) -> None:
-    for content in (made(), {"state_dict": state, "args": argparse.Namespace(lr=1)}):
-        with pytest.raises(UserError, match=r"weights alone .* Save weights with safetensors\.torch"):
-            made(weights=saved(tmp_path / "w.pth", content))
 
 
 def test_missing_files_are_refused(tmp_path: Path) -> None:

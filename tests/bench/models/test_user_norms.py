@@ -9,21 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from torch import nn
 
 import contnorm as cn
 from contnorm import bench
 from contnorm.bench.config.schema import NormConfig
-from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
-from contnorm.bench.records import Store
 from contnorm.errors import UserError
 from contnorm.registry import NORMS, describe_norm
-from tests.bench.test_plugins import contnorm, install
-from tests.testing.norms import CenteredNorm, StreamNorm
+from tests.testing.norms import CenteredNorm
 
 CODE = """
 import torch
@@ -113,13 +108,6 @@ def test_norm_of_a_file_has_settings_and_a_hash(stream: Any) -> None:
     assert other.config != result.config and len(bench.load_runs("runs")) == 2
 
 
-def test_editing_a_norm_is_another_run(stream: Any) -> None:
-    first = bench.run(stream, norm="mine.py:RMS", runs="runs").config
-    Path("mine.py").write_text(CODE + "\n# edited\n")
-    assert bench.run(stream, norm="mine.py:RMS", runs="runs").config.norm.code != first.norm.code
-    assert len(bench.load_runs("runs")) == 2
-
-
 def test_function_and_class_as_objects(stream: Any) -> None:
     by_class = bench.run(stream, norm=CenteredNorm, settings={"norm.scale": 2.0})
     name = by_class.config.norm.name
@@ -132,12 +120,6 @@ def test_function_and_class_as_objects(stream: Any) -> None:
     assert norms_of(wide) == {"GroupNorm(32)": 2}
 
 
-def test_lambda_is_identified_by_its_code(stream: Any) -> None:
-    norms: Any = [lambda channels: nn.GroupNorm(2, channels), lambda channels: nn.GroupNorm(4, channels)]
-    assert len({bench.run(stream, norm=norm, runs="runs").hash for norm in norms}) == 2
-    assert bench.run(stream, norm=norms[0], runs="runs", tag="two groups").config.norm.name == "python:two groups"
-
-
 @pytest.mark.slow
 def test_registered_norm_runs_in_worker_processes(stream: Any) -> None:
     cn.register_norm("centered", CenteredNorm)
@@ -146,12 +128,6 @@ def test_registered_norm_runs_in_worker_processes(stream: Any) -> None:
     alone = bench.run(stream, norm="centered", seeds=2, lanes=1)
     assert (alone.acc == result.acc).all()
     assert norms_of(result) == {"CenteredNorm": 2}
-
-
-def test_registered_norm_of_no_file_is_identified_by_its_code(stream: Any) -> None:
-    cn.register_norm("local", lambda channels: nn.GroupNorm(2, channels))
-    assert bench.run(stream, norm="local", runs="runs").config.norm.code
-    assert "local" in bench.available()["norms"]
 
 
 def test_built_in_norm_takes_options(stream: Any) -> None:
@@ -219,65 +195,6 @@ def test_auxiliary_loss_that_is_not_finite_is_named(stream: Any) -> None:
 
 def test_norm_without_weight_runs(stream: Any) -> None:
     assert norms_of(bench.run(stream, norm="mine.py:NoWeight")) == {"NoWeight": 2}
-
-
-@pytest.mark.slow
-def test_norm_of_a_plugin_runs_in_worker_processes(tmp_path: Path) -> None:
-    site = tmp_path / "site-packages"
-    package = {
-        "__init__.py": "",
-        "plugin.py": "import contnorm\nfrom norm_plugin.norms import RMS\n\n"
-        "def register():\n    contnorm.register_norm('plugged', RMS, summary='root mean square')\n",
-        "norms.py": CODE,
-    }
-    install(site, "norms = norm_plugin.plugin:register", package, "norm_plugin")
-    listed = contnorm(site, "ls", "norms")
-    assert re.search(r"^plugged +norm-plugin 1\.2 +root mean square", listed.stdout, re.MULTILINE)
-    options = ["stream.source=digits", "stream.tasks=2", "stream.train_per_task=30", "norm.temperature=3"]
-    settings = [part for option in options for part in ("--set", option)]
-    done = contnorm(
-        site, "run", "--stream", "split-mnist", "--norm", "plugged", "--seeds", "2", "--lanes", "2", *settings
-    )
-    assert done.returncode == 0, done.stderr
-    records = list(Store(tmp_path / "runs"))
-    assert len(records) == 2 and records[0].config.norm.code is not None
-    assert records[0].raw["versions"]["norm-plugin"] == "1.2" and records[0].raw["norms"] == {"RMS": 2}
-
-
-@pytest.mark.parametrize("place", [1, 3, 5])
-def test_stopped_run_with_a_stateful_norm_resumes_to_the_same_numbers(
-    stream: Any, place: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The norm has tags, task hooks, an auxiliary loss, an extra batch, and buffers of its own."""
-    arguments: dict[str, Any] = {"norm": StreamNorm, "model": small_network, "strategy": "er", "keep_weights": True}
-    whole = bench.run(stream, runs="whole", **arguments)
-    step = Trainer.step
-
-    def stopped_step(trainer: Trainer) -> Any:
-        if trainer.done == place:
-            raise RuntimeError("stop")
-        return step(trainer)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "step", stopped_step)
-        with pytest.raises(UserError, match=f"after {place} of 6 steps"):
-            bench.run(stream, runs="stopped", **arguments)
-    resumed = bench.run(stream, runs="stopped", **arguments)
-    np.testing.assert_array_equal(resumed.accuracy, whole.accuracy)
-    for (name, a), b in zip(
-        whole.models()[0].state_dict().items(), resumed.models()[0].state_dict().values(), strict=True
-    ):
-        assert torch.equal(a, b), name
-    assert whole.models()[0].state_dict()["1.tasks"].item() == 2
-
-
-def small_network(shape: Any, outputs: int, norm: Any) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 5, 4), norm(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, outputs))
-
-
-def test_origin_of_a_registered_norm_is_this_process() -> None:
-    cn.register_norm("centered", CenteredNorm)
-    assert bench.available()["norms"]["centered"].origin == "this process"
 
 
 def test_code_of_a_registered_norm_is_that_of_its_file() -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig, from_dict
-from contnorm.bench.strategies import build_strategy
+from contnorm.bench.strategies import STRATEGIES, build_strategy, settings_owner
 from contnorm.bench.strategies.base import Batch, OutputMask, Single, check_loss, joined
 from contnorm.bench.strategies.derpp import DERpp
 from contnorm.bench.strategies.er import ER
@@ -220,3 +220,8 @@ def test_other_tensors_are_copied(kind: str) -> None:
     whole = joined(parts)
     assert torch.equal(whole, torch.cat(list(parts)))
     assert whole.data_ptr() != parts[0].data_ptr()
+
+
+@pytest.mark.parametrize("name", [name for name, spec in STRATEGIES.items() if spec.own_settings])
+def test_own_settings_of_the_registry_are_those_of_the_class(name: str) -> None:
+    assert vars(settings_owner(name).Settings()) == STRATEGIES[name].own_settings  # type: ignore[attr-defined]

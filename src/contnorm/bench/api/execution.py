@@ -19,7 +19,7 @@ from rich.text import Text
 
 from contnorm.bench.components import own_code
 from contnorm.bench.config.defaults import changed, stream_name, varying
-from contnorm.bench.config.sources import format_settings
+from contnorm.bench.config.schema import format_settings
 from contnorm.bench.data.registry import data_root, digits_notice, load_with_progress
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.checkpoint import weights_path

@@ -17,8 +17,7 @@ from contnorm.bench.api.result import Result
 from contnorm.bench.api.stream import Stream, list_seeds, load_stream
 from contnorm.bench.components import Component, Kind, components_of, identify, loading_user_code
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import flatten_settings
-from contnorm.bench.config.sources import RUN_ARGUMENTS, with_setting
+from contnorm.bench.config.schema import RUN_ARGUMENTS, flatten_settings, with_setting
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.launch import Launcher
 from contnorm.bench.engine.run import Event, Run, RunOptions

@@ -20,8 +20,7 @@ from contnorm.bench.api.samples import read_benchmark, read_samples
 from contnorm.bench.components import Component, components, find_component, user_code_errors
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict
-from contnorm.bench.config.sources import with_setting
+from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict, with_setting
 from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
 from contnorm.bench.data.dataset import ArraySource, Source
 from contnorm.bench.data.registry import data_root, load_source

@@ -1,1 +1,1 @@
-"""Settings of a run: their schema, their sources, the defaults of streams and strategies, and one resolve step."""
+"""Settings of a run: their schema and text, the defaults of streams and strategies, and one resolve step."""

@@ -6,41 +6,29 @@ This module does not import torch, so it does not fill in the hash of a weights 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
-from contnorm.bench.components import Kind, code_hash, components, find_component, is_user_code
+from contnorm.bench.components import Kind, code_hash, components, find_component, is_file_code, is_user_code
 from contnorm.bench.config.schema import (
     NormConfig,
     RunConfig,
     StreamConfig,
     flatten_settings,
+    format_value,
     from_dict,
     merge_settings,
     resolve_options,
 )
-from contnorm.bench.config.sources import format_value
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
 from contnorm.bench.strategies import ALIASES, STRATEGIES, settings_owner, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.errors import UserError, unknown
-from contnorm.registry import find_norm, numbered_name
-
-__all__ = [
-    "apply_defaults",
-    "canonical_strategy",
-    "changed",
-    "complete",
-    "differences",
-    "frozen_label",
-    "resolved_settings",
-    "run_names",
-    "stream_name",
-    "varying",
-]
+from contnorm.registry import NormInfo, find_norm, numbered_name
 
 # Settings of a stream for which None means its default; for the others, None means "all".
 _DEFAULT_IF_NONE = ("scenario", "part", "augment")
@@ -71,16 +59,15 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
     stream = find_stream(requested.stream.name)
     strategy = canonical_strategy(requested.strategy.name)
     defaults = merge_settings(stream_defaults(stream, requested.stream.scenario), strategy_defaults(strategy))
-    groups: dict[str, Any] = {}
-    for group in fields(requested):
-        settings, chosen = getattr(requested, group.name), _chosen(values, group.name)
-        unset = {key: value for key, value in defaults.get(group.name, {}).items() if key not in chosen}
-        groups[group.name] = replace(settings, **unset) if unset else settings
+    of_stream = values.get("stream", {})
+    unset = [key for key in _DEFAULT_IF_NONE if of_stream.get(key) is None]
+    chosen = {**values, "stream": {key: value for key, value in of_stream.items() if key not in unset}}
+    groups: dict[str, Any] = dict(vars(from_dict(merge_settings(defaults, chosen))))
     groups["stream"] = replace(groups["stream"], name=stream.name)
+    groups["strategy"] = replace(groups["strategy"], name=strategy)
     kinds: tuple[tuple[Kind, str, Collection[str]], ...] = (
         ("strategy", "name", STRATEGIES), ("memory", "kind", MEMORIES), ("model", "name", NETWORKS)
     )  # fmt: skip
-    groups["strategy"] = replace(groups["strategy"], name=strategy)
     for kind, key, built_in in kinds:  # own settings of user code are checked in `resolve`, which may execute it
         name = getattr(groups[kind], key)
         if name not in built_in:
@@ -95,12 +82,6 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
         raise unknown("memory.kind", groups["memory"].kind, [*MEMORIES, *known, "path/to/file.py:Class"])
     groups["norm"] = _canonical_norm(groups["norm"], values.get("norm", {}))
     return RunConfig(**groups)
-
-
-def _chosen(values: Mapping[str, Any], group: str) -> set[str]:
-    """Names of the settings of a group that the user chose, rather than left to the stream."""
-    settings = values.get(group, {})
-    return {key for key in settings if not (group == "stream" and key in _DEFAULT_IF_NONE and settings[key] is None)}
 
 
 def _canonical_norm(norm: NormConfig, chosen: Collection[str]) -> NormConfig:
@@ -118,10 +99,10 @@ def _canonical_norm(norm: NormConfig, chosen: Collection[str]) -> NormConfig:
     """
     if is_user_code(norm.name):
         return replace(norm, code=norm_code(norm.name, norm.code))
-    try:
-        spec, groups = find_norm(norm.name)
-    except ValueError:  # an unknown name is reported where the network is built
+    found = _known_norm(norm.name)
+    if found is None:  # an unknown name is reported where the network is built
         return norm
+    spec, groups = found
     if groups is not None and "groups" in chosen and norm.groups != groups:
         raise UserError(f"norm.name={norm.name} and norm.groups={norm.groups} contradict each other. Give one of them.")
     norm = replace(norm, name=spec.name, options=resolve_norm_options(norm, spec), code=norm_code(spec.name))
@@ -138,24 +119,17 @@ def canonical_strategy(name: str) -> str:
     return ALIASES.get(lowered, lowered if lowered in STRATEGIES else name)
 
 
-def changed(config: RunConfig) -> dict[str, Any]:
+@lru_cache(maxsize=4096)
+def changed(config: RunConfig) -> Mapping[str, Any]:
     """Settings that differ from the defaults of the run's stream and strategy, by dotted key.
 
     Example:
         >>> changed(from_dict({"stream": {"name": "split-cifar10"}, "train": {"lr": 0.03, "batch": 10}}))["train.batch"]
         10
     """
-    return dict(_changed(config))
-
-
-@lru_cache(maxsize=4096)
-def _changed(config: RunConfig) -> dict[str, Any]:
     defaults = _flat_defaults(config.stream.name, config.stream.scenario, config.strategy.name)
-    return {
-        key: value
-        for key, value in flatten_settings(config.as_dict()).items()
-        if key not in defaults or value != defaults[key]
-    }
+    settings = flatten_settings(config.as_dict())
+    return MappingProxyType({k: v for k, v in settings.items() if k not in defaults or v != defaults[k]})
 
 
 @lru_cache(maxsize=256)
@@ -197,7 +171,8 @@ def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
-def resolved_settings(config: RunConfig) -> dict[str, Any]:
+@lru_cache(maxsize=4096)
+def resolved_settings(config: RunConfig) -> Mapping[str, Any]:
     """All settings of a run by dotted key, with the value that the run used.
 
     Where None means the default of the stream, that default is returned. The groups of a norm without groups are None.
@@ -207,44 +182,45 @@ def resolved_settings(config: RunConfig) -> dict[str, Any]:
         >>> settings["stream.scenario"], settings["norm.name"], settings["norm.groups"]
         ('task', 'bn', None)
     """
-    return dict(_resolved_settings(config))
-
-
-@lru_cache(maxsize=4096)
-def _resolved_settings(config: RunConfig) -> dict[str, Any]:
     settings = flatten_settings(config.as_dict())
     stream = STREAMS.get(config.stream.name)
     defaults = stream_defaults(stream, config.stream.scenario).get("stream", {}) if stream else {}
     for name in _DEFAULT_IF_NONE:
         if settings[f"stream.{name}"] is None:
             settings[f"stream.{name}"] = defaults.get(name)
-    if not _has_groups(config.norm.name):
+    norm = _known_norm(config.norm.name)
+    if norm is not None and not norm[0].grouped:
         settings |= {"norm.groups": None, "norm.auto_channels": None}
-    return settings
+    return MappingProxyType(settings)
 
 
-@lru_cache(maxsize=256)
-def _has_groups(norm: str) -> bool:
-    """Whether a norm has groups; True for a norm that is unknown to this version."""
-    try:
-        return find_norm(norm)[0].grouped
-    except ValueError:
-        return True
-
-
-def run_names(config: RunConfig) -> tuple[str, ...]:
+def run_names(config: RunConfig) -> tuple[str, str, str]:
     """Names of the stream, strategy and norm of a run, for tables.
 
+    A stream is named with its data set if that is not the usual one, a norm with its number of groups.
+
     Example:
-        >>> run_names(RunConfig())
-        ('permuted-mnist', 'single', 'bn')
+        >>> run_names(RunConfig(StreamConfig("split-mnist", "digits"), norm=NormConfig("cn", 8)))
+        ('split-mnist (digits)', 'single', 'cn8')
     """
-    capped = "" if config.train.max_steps is None else f", first {config.train.max_steps} steps"
-    return (
-        _stream_label(config.stream) + capped,
-        config.strategy.name,
-        _norm_label(config.norm.name, config.norm.groups) + frozen_label(config.norm.freeze_after),
-    )
+    stream, source = stream_name(config.stream), config.stream.source
+    if stream == config.stream.name and source not in (None, "mnist", stream.partition("-")[2], stream):
+        stream += f" ({source})"
+    if config.train.max_steps is not None:
+        stream += f", first {config.train.max_steps} steps"
+    norm = config.norm.name
+    if found := _known_norm(norm):
+        spec, in_name = found
+        norm = numbered_name(spec, in_name or config.norm.groups) if spec.grouped else spec.name
+    return stream, config.strategy.name, norm + frozen_label(config.norm.freeze_after)
+
+
+def _known_norm(name: str) -> tuple[NormInfo, int | None] | None:
+    """Norm of a name, with the number of groups in it; None if it is unknown to this version."""
+    try:
+        return find_norm(name)
+    except ValueError:
+        return None
 
 
 def frozen_label(freeze_after: int | None) -> str:
@@ -272,30 +248,19 @@ def stream_name(stream: StreamConfig) -> str:
     return stream.name
 
 
-def _stream_label(stream: StreamConfig) -> str:
-    """Name of a stream, with its data set if that is not the usual one; the data's name for a user's data.
+def refuse_code(values: Mapping[str, Any], typed: Mapping[str, Any], where: str) -> None:
+    """Raise a `UserError` if a file names code that the call does not: it may come from somebody else.
 
-    Example:
-        >>> _stream_label(StreamConfig("split-mnist", "digits")), _stream_label(StreamConfig("folder", "cats@1a2b3c"))
-        ('split-mnist (digits)', 'cats')
+    Args:
+        values: Nested settings.
+        typed: Nested settings of the call.
+        where: The file, for messages.
     """
-    usual_source = stream.name.partition("-")[2]
-    if (name := stream_name(stream)) != stream.name:
-        return name
-    source = "" if stream.source in (None, "mnist", usual_source, stream.name) else f" ({stream.source})"
-    return stream.name + source
-
-
-@lru_cache(maxsize=256)
-def _norm_label(name: str, groups: int | str) -> str:
-    """Name of a norm with its number of groups; a norm unknown to this version is named as in its record.
-
-    Example:
-        >>> _norm_label("cn", 8), _norm_label("a norm of a later version", 32)
-        ('cn8', 'a norm of a later version')
-    """
-    try:
-        spec, in_name = find_norm(name)
-    except ValueError:
-        return name
-    return numbered_name(spec, in_name or groups) if spec.grouped else spec.name
+    of_call = flatten_settings(typed)
+    for key, value in flatten_settings(values).items():
+        names = value if isinstance(value, list) else [value]
+        if key not in of_call and any(isinstance(name, str) and is_file_code(name) for name in names):
+            raise UserError(
+                f"{where}: {key}={value} is code, which is not executed because a file names it. Name it in the call: "
+                f"--set {key}={value}."
+            )

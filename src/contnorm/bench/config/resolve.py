@@ -19,16 +19,7 @@ from contnorm.bench.strategies import resolve_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
 from contnorm.errors import UserError, unknown
 
-__all__ = ["find_source", "resolve"]
-
-# Settings that `resolve` fills in, with the setting that names the file and an example of it.
-_FILLED_IN = {
-    "strategy.code": "strategy.name=path/to/file.py:Name",
-    "memory.code": "memory.kind=path/to/file.py:Name",
-    "model.code": "model.name=path/to/file.py:Name",
-    "norm.code": "norm.name=path/to/file.py:Name",
-    "model.weights_hash": "model.weights=path/to/file",
-}
+_FILLED_IN = ("strategy.code", "memory.code", "model.code", "norm.code", "model.weights_hash")
 
 
 def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
@@ -42,7 +33,12 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
         UserError: For an invalid or contradictory setting, a missing data set or weights file, or an unusable strategy.
     """
     config = apply_defaults(values)
-    _check_not_filled_in(values)
+    for key in _FILLED_IN:
+        group, _, name = key.partition(".")
+        given = values.get(group, {})
+        named = str(given.get("kind" if group == "memory" else "name"))
+        if given.get(name) is not None and find_component(group, named, given[name]) is None:
+            raise UserError(f"config: {key}={given[name]!r} is computed and can't be set. Leave it out.")
     spec = STREAMS[config.stream.name]
     config = replace(config, stream=replace(config.stream, source=find_source(spec, config.stream.source, data_root)))
     if config.model.weights is not None:
@@ -55,42 +51,16 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
 
 
 def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
-    if spec.kind == "multi-label" and config.evaluate.ahead:
-        raise UserError(
-            f"evaluate.ahead=true: {spec.name} is multi-label, and its scores do not cover tasks not learned yet. Use "
-            f"evaluate.ahead=false."
-        )
-    _check_evaluation_moments(config, spec)
-
-
-def _check_evaluation_moments(config: RunConfig, spec: StreamSpec) -> None:
-    """Reject moments and weights that need tasks where the learner knows none."""
+    """Reject scores, moments and weights that need tasks where the learner knows none."""
     evaluate, scenario = config.evaluate, config.stream.scenario
+    if spec.kind == "multi-label" and evaluate.ahead:
+        raise UserError(f"evaluate.ahead=true: {spec.name} is multi-label. Use evaluate.ahead=false.")
     if evaluate.moments == "task" and scenario not in ("task", "class"):
-        what = "is multi-label" if spec.kind == "multi-label" else f"has stream.scenario={scenario}"
+        raise UserError(f"evaluate.moments=task: {spec.name} does not tell the task of a test sample. Use running.")
+    if evaluate.weights != "plain" and (evaluate.moments != "memory" or scenario == "free"):
         raise UserError(
-            f"evaluate.moments=task: {spec.name} {what}, and its evaluation does not know the task of a sample. Use "
-            f"evaluate.moments=running (--eval-moments running), or a task- or class-incremental stream."
+            f"evaluate.weights={evaluate.weights}: needs evaluate.moments=memory, and a stream with tasks. Use plain."
         )
-    if evaluate.weights != "plain" and evaluate.moments != "memory":
-        raise UserError(
-            f"evaluate.weights={evaluate.weights}: only evaluate.moments=memory has weights, and evaluate.moments is "
-            f"{evaluate.moments}. Add --eval-moments memory, or leave evaluate.weights out."
-        )
-    if evaluate.weights != "plain" and scenario == "free":
-        raise UserError(
-            f"evaluate.weights={evaluate.weights}: stream {spec.name!r} is task-free, so that stored samples have no "
-            f"task. Use evaluate.weights=plain."
-        )
-
-
-def _check_not_filled_in(values: Mapping[str, Any]) -> None:
-    for key, setting in _FILLED_IN.items():
-        group, _, name = key.partition(".")
-        value = values.get(group, {}).get(name)
-        named = str(values.get(group, {}).get("kind" if group == "memory" else "name"))
-        if value is not None and find_component(group, named, value) is None:
-            raise UserError(f"config: {key}={value!r} is computed and can't be set. Leave it out and set {setting}.")
 
 
 def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:
@@ -103,23 +73,18 @@ def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:
             )
         stored = find_stored(requested, root)
         return requested if stored is None else str(read_manifest(stored)["name"])
-    is_multilabel = spec.kind == "multi-label"
     if requested is None and spec.sources:
         return _first_available(spec.sources, root)
-    if requested is None:
-        raise UserError(
-            f"stream {spec.name}: stream.source is not set. Use --set stream.source=NAME, where NAME is a data set or "
-            f"its folder; `contnorm data NAME --csv FILE` builds one."
-        )
-    if requested in spec.sources or (is_multilabel and find_stored(requested, root)):
+    is_stored = spec.kind == "multi-label" and requested is not None and find_stored(requested, root) is not None
+    if requested is not None and (requested in spec.sources or is_stored):
         return requested
-    others = [name for name in list_stored(root) if name not in spec.sources] if is_multilabel else []
-    if spec.sources or others:
-        raise unknown(f"stream.source for {spec.name}:", requested, [*spec.sources, *others])
-    raise UserError(
-        f"stream.source={requested!r}: there is no {spec.name} data set under {root}. Build it with `contnorm data "
-        f"{requested} --csv FILE --images DIR`, or set root= or --data-root."
-    )
+    others = list_stored(root) if spec.kind == "multi-label" else []
+    if requested is None or not (spec.sources or others):
+        raise UserError(
+            f"stream {spec.name}: there is no data set stream.source={requested} under {root}. Build one: "
+            f"`contnorm data NAME --csv FILE --images DIR`, and set stream.source=NAME."
+        )
+    raise unknown(f"stream.source for {spec.name}:", requested, dict.fromkeys([*spec.sources, *others]))
 
 
 def _first_available(names: Sequence[str], root: Path) -> str:
@@ -129,8 +94,7 @@ def _first_available(names: Sequence[str], root: Path) -> str:
             return name
     first = SOURCES[names[0]]
     action = f"Build it with {first.built_with}" if first.built_with else "Put it there"
-    fetch = "" if first.built_with else ", and can fetch what is public"
     raise UserError(
         f"no {first.name} under {root}. Looked for {describe_layouts(first)}. {action}, or set root=, --data-root or "
-        f"CONTNORM_DATA; `contnorm data {first.name}` says more{fetch}."
+        f"CONTNORM_DATA; see `contnorm data {first.name}`."
     )

@@ -1,4 +1,4 @@
-"""Settings of a run: their schema, which the command line, TOML files, records and the docs share, and their hash.
+"""Settings of a run: their schema, which the command line, TOML files, records and the docs share, hash and text.
 
 A run is identified by the hash of its settings; seeds, devices and folders are not part of it. Types, limits and
 descriptions are stated here once: `from_dict` checks values against them, and `json_schema` lists them.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import pydantic
@@ -18,30 +20,19 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from contnorm.bench.escape import shorten
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError, unknown, usable
 
-__all__ = [
-    "PRECISIONS",
-    "ComponentConfig",
-    "EvaluateConfig",
-    "MemoryConfig",
-    "ModelConfig",
-    "NormConfig",
-    "Options",
-    "RunConfig",
-    "Scalar",
-    "StrategyConfig",
-    "StreamConfig",
-    "TrainConfig",
-    "flatten_settings",
-    "from_dict",
-    "json_schema",
-    "merge_settings",
-    "resolve_options",
-    "show_value",
-    "unknown_key",
-]
-
+RUN_ARGUMENTS = {
+    "norm": "norm.name",
+    "strategy": "strategy.name",
+    "model": "model.name",
+    "memory": "memory.kind",
+    "lr": "train.lr",
+    "batch_size": "train.batch",
+    "replay": "train.replay",
+}  # arguments of `bench.run` that are settings, with their keys
+MAX_SEEDS = 10_000
+MAX_SEED = 2**32 - 1
 _MAX_INT = 10**9  # larger than any feasible number of samples, slots or steps
 _MAX_FLOAT = 3.4e38  # maximum of float32, which networks are computed in
 
@@ -348,24 +339,24 @@ def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
         own = {str(key): value for key, value in settings.items() if key not in fields}
         if own and not issubclass(_GROUPS[name], ComponentConfig):
             raise UserError(f"{where}: {unknown_key(f'{name}.{next(iter(own))}')}")
+        options = {"options": tuple(sorted(own.items()))} if own else {}
         try:
-            groups[name] = _GROUPS[name](**fields, **({"options": tuple(sorted(own.items()))} if own else {}))
+            groups[name] = _GROUPS[name](**fields, **options)
         except ValidationError as error:
-            raise UserError(f"{where}: {_first_problem(error, name, own)}") from None
+            raise UserError(f"{where}: {_first_problem(error, name, sorted(own))}") from None
     return RunConfig(**groups)
 
 
-def _first_problem(error: ValidationError, group: str, own: Mapping[str, Any]) -> str:
-    """Describe the first problem that pydantic reports in a group of settings."""
+def _first_problem(error: ValidationError, group: str, own: Sequence[str] = ()) -> str:
+    """Describe the first problem that pydantic reports in a group of settings; ``own`` are names of its options."""
     first = error.errors(include_url=False, include_context=False)[0]
-    key, value, place = ".".join([group, *map(str, first["loc"][:1])]), first["input"], first["loc"]
-    if place[:1] == ("options",):
-        name = sorted(own)[int(place[1])]
-        key, value = f"{group}.{name}", own[name]
+    place = first["loc"]
+    key = ".".join([group, *([own[int(place[1])]] if place[:1] == ("options",) else map(str, place[:1]))])
     if first["type"] == "missing":
         return f"{key}: must be set, such as --set {key}=VALUE."
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    return f"{key}{f'={show_value(value)}' if place else ''}: {message[:1].lower()}{message[1:]}."
+    shown = f"={show_value(first['input'])}" if place else ""
+    return f"{key}{shown}: {message[:1].lower()}{message[1:]}."
 
 
 def unknown_key(key: str, own: Sequence[str] = ()) -> UserError:
@@ -424,7 +415,7 @@ def resolve_options(group: str, config: ComponentConfig, component: object) -> O
     try:
         settings = _checker(declared)(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise UserError(_first_problem(error, group, {})) from None
+        raise UserError(_first_problem(error, group)) from None
     return tuple((name, getattr(settings, name)) for name in sorted(names))
 
 
@@ -490,3 +481,119 @@ def show_value(value: Any) -> str:
         ("'cn'", 99)
     """
     return shorten(repr(value), 100)
+
+
+# --- Settings as text ------------------------------------------------------------------------------------------------
+
+
+def with_setting(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Copy of nested values with one dotted key set.
+
+    Example:
+        >>> with_setting({"train": {"lr": 0.1}}, "train.batch", 32)
+        {'train': {'lr': 0.1, 'batch': 32}}
+    """
+    group, _, name = key.partition(".")
+    if not name:
+        return {**values, group: value}
+    return {**values, group: {**values.get(group, {}), name: value}}
+
+
+def nest_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nest settings by dotted key in their groups.
+
+    Example:
+        >>> nest_settings({"train.lr": 0.1, "norm.name": "cn"})
+        {'train': {'lr': 0.1}, 'norm': {'name': 'cn'}}
+    """
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        values = with_setting(values, key, value)
+    return values
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Parse ``key=value`` strings, of which the last one of a key counts; a value may be a group, as train={lr=0.1}.
+
+    Example:
+        >>> parse_assignments(["train.lr=0.1", "norm={name='cn', groups=8}"])
+        {'train.lr': 0.1, 'norm.name': 'cn', 'norm.groups': 8}
+    """
+    settings: dict[str, Any] = {}
+    for key, value in map(parse_assignment, assignments):
+        settings |= flatten_settings({key: value})
+    return settings
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Parse ``key=value`` from the command line; the value is TOML, or plain text if it is not valid TOML.
+
+    Example:
+        >>> parse_assignment("train.lr=0.1"), parse_assignment("norm.name=cn")
+        (('train.lr', 0.1), ('norm.name', 'cn'))
+    """
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key or key.count(".") > 1:
+        raise UserError(f"--set {show_value(text)}: expected key=value, such as train.lr=0.1.")
+    if value == "none":
+        return key, None
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except ValueError:
+        return key, value
+    return key, parsed["value"] if len(parsed) == 1 else value  # a line break in the value could define further keys
+
+
+def format_value(value: Any) -> str:
+    """Format a value as it is typed for ``--set``.
+
+    Example:
+        >>> format_value(None), format_value(True), format_value(0.1), format_value("cn")
+        ('none', 'true', '0.1', 'cn')
+    """
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def format_settings(settings: Mapping[str, Any], keys: Collection[str]) -> str:
+    """Format the settings whose key is among the keys as they are typed for ``--set``.
+
+    Example:
+        >>> format_settings({"train.lr": 0.1, "norm.name": "cn"}, ["train.lr"])
+        'train.lr=0.1'
+    """
+    return " ".join(f"{key}={format_value(value)}" for key, value in settings.items() if key in keys)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read and check a settings file; errors name the file."""
+    values = parse_toml(read_toml_text(path, "--config takes a TOML file."), str(path))
+    from_dict(values, str(path))
+    return values
+
+
+def read_toml_text(path: Path, hint: str) -> str:
+    """Read the text of a TOML file; ``hint`` is appended to the error message if it can't be read."""
+    with usable(path, "can't be read", hint):
+        content = path.read_bytes()
+    return content.decode("utf-8-sig", "surrogateescape")  # some editors write a byte order mark
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Parse TOML text; error messages begin with ``where``."""
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where}: is not TOML ({error}).") from error
+
+
+def check_seeds(count: int) -> None:
+    """Raise a `UserError` if a number of seeds is out of range."""
+    if not 1 <= count <= MAX_SEEDS:
+        raise UserError(f"--seeds {count}: use 1 or more, up to {MAX_SEEDS:,}; they count from 0.")
+
+
+def check_seed(seed: int) -> None:
+    """Raise a `UserError` if a seed is out of range."""
+    if not 0 <= seed <= MAX_SEED:
+        raise UserError(f"--seed {seed}: use 0 or more, up to {MAX_SEED:,}.")

@@ -177,16 +177,6 @@ def choose_test_samples(labels: Sequence[Any] | NDArray[Any], share: float) -> N
     return test
 
 
-_NAMES = {
-    "x": ("x_train", "train_images", "train_x", "X_train", "x", "X", "images"),
-    "y": ("y_train", "train_labels", "train_y", "y", "labels"),
-    "x_test": ("x_test", "test_images", "test_x", "X_test"),
-    "y_test": ("y_test", "test_labels", "test_y"),
-    "task": ("task_train", "train_task", "task"),
-    "task_test": ("task_test", "test_task"),
-}
-
-
 def read_npz(path: Path, *, tasks: int | Sequence[Sequence[Any]] | None, test_share: float, name: str) -> ArraySource:
     """Make a data set of an ``.npz`` file; the names of arrays are in the docs of `contnorm.bench.add_dataset`.
 
@@ -200,9 +190,8 @@ def read_npz(path: Path, *, tasks: int | Sequence[Sequence[Any]] | None, test_sh
             content = {key: archive[key] for key in archive.files}
     except (OSError, ValueError, TypeError) as error:  # TypeError: a single array is no context manager
         raise UserError(f"{path}: can't be read as an .npz file of arrays ({error}). Save it with np.savez.") from error
-    x, y, x_test, y_test, task, task_test = (
-        next((content[name] for name in names if name in content), None) for names in _NAMES.values()
-    )
+    x, y, task = (content.get(f"{name}_train", content.get(name)) for name in ("x", "y", "task"))
+    x_test, y_test, task_test = (content.get(f"{name}_test") for name in ("x", "y", "task"))
     if x is None or y is None or (x_test is None) != (y_test is None):
         raise UserError(
             f"{path}: has the arrays {', '.join(sorted(content)) or 'none'}. Save it with np.savez({path.name!r}, "

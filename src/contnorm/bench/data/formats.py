@@ -105,13 +105,6 @@ class PictureList:
     split: str = ""
 
 
-def tiny_imagenet_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Return the files and folders that change if a picture, a label or the split of Tiny-ImageNet changes."""
-    names, annotations = paths
-    root = names.parent
-    return [names, annotations, *(root / "train" / wnid / "images" for wnid in names.read_text().split()), root / "val"]
-
-
 def list_tiny_imagenet(paths: Sequence[Path]) -> PictureList:
     """List pictures by ``wnids.txt`` and ``val/val_annotations.txt``; the official validation set is the test split."""
     names, annotations = paths
@@ -129,22 +122,11 @@ def _pictures(folder: Path) -> list[Path]:
     return [folder / name for name in names if not name.startswith(".")]
 
 
-def mini_imagenet_inputs(paths: Sequence[Path]) -> list[Path]:
-    """Return the files and folders that change if a picture, a label or the split of mini-ImageNet changes."""
-    lists = [paths[0] / name for names in MINI_LISTS for name in names]
-    return [paths[0], *_class_folders(paths[0]), *(path for path in lists if path.is_file())]
-
-
-def _class_folders(root: Path) -> list[Path]:
-    """Return the folders of classes, and the folder of all pictures."""
-    return [root / name for name in sorted(os.listdir(root)) if name in (*MINI_WNIDS, "images")]
-
-
 def list_mini_imagenet(paths: Sequence[Path]) -> PictureList:
     """List the pictures of the 100 classes; labels are positions in the published order of classes."""
     root = paths[0]
     by_class: dict[str, list[Path]] = {wnid: [] for wnid in MINI_WNIDS}
-    for folder in _class_folders(root):
+    for folder in (root / name for name in (*MINI_WNIDS, "images")):
         for path in _pictures(folder):
             wnid = path.name[:9] if folder.name == "images" else folder.name
             if wnid in by_class and path.suffix == ".jpg":

@@ -32,7 +32,7 @@ from contnorm.bench.data.dataset import GROUPS, SPLITS, MultiLabelSource, Progre
 from contnorm.bench.data.pictures import BLOCK, decode_pictures
 from contnorm.bench.data.registry import Fetchable, fetch
 from contnorm.bench.data.store import MANIFEST, new_folder, read_manifest, save_source
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError
 
 PUBLISHED_STREAMS = ("cocoseq", "nus-wideseq")
 
@@ -167,7 +167,7 @@ def list_cocoseq(coco: Path, ids: Path | None, out: Path, base: str | None = Non
             )
         return Picture(number, files.get(number), task, labels[number])
 
-    return _list_stream(stream, _find_lists(stream, ids, coco, out, base), picture)
+    return _list_stream(stream, ids or coco / "ids", out, base, picture)
 
 
 def _coco_labels(instances: Sequence[Path], class_names: Sequence[str]) -> dict[int, tuple[int, ...]]:
@@ -214,7 +214,7 @@ def list_nus_wideseq(nus: Path, ids: Path | None, out: Path, base: str | None = 
         path = next((path for path in paths if path.is_file()), None)
         return Picture(position, path, task, tuple(np.flatnonzero(labels[split][position]).tolist()))
 
-    return _list_stream(stream, _find_lists(stream, ids, nus, out, base), picture)
+    return _list_stream(stream, ids or nus / "ids", out, base, picture)
 
 
 def _lines(folder: Path, names: Sequence[str]) -> list[str]:
@@ -222,25 +222,21 @@ def _lines(folder: Path, names: Sequence[str]) -> list[str]:
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise UserError(f"--nus {folder}: has none of {', '.join(names)}. Add one of them.")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    lines = map(str.strip, path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [line for line in lines if line]
 
 
-def _find_lists(stream: PublishedStream, ids: Path | None, pictures: Path, out: Path, base: str | None) -> Path:
-    """Return the folder of the lists; they are downloaded once into the folder of the data set if there are none."""
-    if ids is not None:
-        return ids
-    if (pictures / "ids").is_dir():
-        return pictures / "ids"
-    fetch(stream.lists, out, base)
-    return out / stream.lists.folder
-
-
-def _list_stream(stream: PublishedStream, folder: Path, picture: Callable[[str, int, int], Picture]) -> Listing:
+def _list_stream(
+    stream: PublishedStream, folder: Path, out: Path, base: str | None, picture: Callable[[str, int, int], Picture]
+) -> Listing:
     """Return the pictures of the lists in a folder by task, in the order of training.
 
-    The lists are called ``train_task0_id_coco.json``, as published, or ``train_task0.json``.
+    The lists are called ``train_task0_id_coco.json``, as published, or ``train_task0.json``. If the folder does not
+    exist, they are downloaded once into the folder of the data set.
     """
+    if not folder.is_dir():
+        fetch(stream.lists, out, base)
+        folder = out / stream.lists.folder
     pictures: dict[str, list[Picture]] = {split: [] for split in SPLITS}
     as_published = True
     for name, checksum in stream.lists.files.items():
@@ -299,9 +295,8 @@ def list_csv(name: str, table: Path, images: Path, groups: Path | None = None) -
     class_groups = groups_by_count(sum(i in picture.labels for picture in train) for i in range(len(classes)))
     if groups is not None:
         group_of = {row["class"]: row["group"] for row in _read_table(groups, ("class", "group"))}
-        for class_name in classes:
-            if group_of.get(class_name) not in GROUPS:
-                raise unknown(f"group of class {class_name!r} in {groups}:", str(group_of.get(class_name)), GROUPS)
+        if not set(classes) <= group_of.keys() or not set(group_of.values()) <= set(GROUPS):
+            raise UserError(f"{groups}: give each class of {table} one of the groups {', '.join(GROUPS)}.")
         class_groups = tuple(group_of[class_name] for class_name in classes)
     return Listing(name, tuple(classes), class_groups, tuple(tasks), train, test)
 

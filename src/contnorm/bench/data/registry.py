@@ -41,13 +41,13 @@ class FileLayout:
         files: Files or folders that must exist.
         read: Reads array files.
         list: Lists the pictures of a folder with their labels. With neither this nor ``read``, the data set is built.
-        inputs: Returns the files and folders that change whenever a folder of pictures does.
+        inputs: Patterns of further files and folders that change whenever a picture or its label does.
     """
 
     files: tuple[str, ...]
     read: Callable[[Sequence[Path]], tuple[Split, Split]] | None = None
     list: Callable[[Sequence[Path]], formats.PictureList] | None = None
-    inputs: Callable[[Sequence[Path]], Sequence[Path]] = tuple
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ _CIFAR100 = (
 _TINY_IMAGENET = FileLayout(
     ("tiny-imagenet-200/wnids.txt", "tiny-imagenet-200/val/val_annotations.txt"),
     list=formats.list_tiny_imagenet,
-    inputs=formats.tiny_imagenet_inputs,
+    inputs=("train/*/images", "val", "val/images"),
 )
 _MINI_IMAGENET = tuple(
-    FileLayout((folder,), list=formats.list_mini_imagenet, inputs=formats.mini_imagenet_inputs)
+    FileLayout((folder,), list=formats.list_mini_imagenet, inputs=("n*", "images", "*.csv"))
     for folder in ("mini-imagenet", "miniimagenet", "mini_imagenet")
 )
 _GREY, _SMALL, _LARGE = (1, 28, 28), (3, 32, 32), (3, 256, 256)
@@ -260,7 +260,8 @@ def load_source(name: str, root: Path, *, allow_missing: bool = False, progress:
         check(train[1], test[1])
         return Source(name, *train, *test, spec.classes, fingerprint_arrays(train, test))
 
-    source = load_decoded(name, paths[0].parent, layout.inputs(paths), decode)
+    inputs = [path for pattern in layout.inputs for path in sorted(_folder(paths).glob(pattern))]
+    source = load_decoded(name, paths[0].parent, [*paths, *inputs], decode)
     return replace(source, details={**source.details, **check(source.train_labels, source.test_labels)})
 
 

@@ -23,7 +23,6 @@ import torch
 from contnorm.bench.engine.evaluate import evaluation_batch
 from contnorm.bench.engine.step_tensors import StepTable, stretch_end
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.streams.device import ImageFeed
 from contnorm.errors import UserCodeError
 from contnorm.kernels.convolution import using_table
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
@@ -129,24 +128,12 @@ class _GraphStepper:
     def _load_rows(self, done: int) -> None:
         end = self.end if not self.rows else min(self.end, done + len(self.rows[0].table))
         self.first, self.last = done, min(trainer.feed.reach(done, end) for trainer in self.trainers)
-        rows = self._new_rows()
+        rows = [trainer.rows(self.first, self.last) for trainer in self.trainers]
         if not self.rows:
             self.rows = rows
         else:  # later rows of the stretch, or of a later stretch with this graph, which reads these tensors
             for current, new in zip(self.rows, rows, strict=True):
                 current.overwrite(new)
-
-    def _new_rows(self) -> list[StepTable]:
-        """Return the rows of each trainer. Lanes with the same plan, and all images on the device, share their rows."""
-        by_key: dict[tuple[object, ...], StepTable] = {}
-        for trainer in self.trainers:
-            key = self._key(trainer)
-            if key not in by_key:
-                by_key[key] = trainer.rows(self.first, self.last)
-        return [by_key[self._key(trainer)] for trainer in self.trainers]
-
-    def _key(self, trainer: Trainer) -> tuple[object, ...]:
-        return (id(trainer.plan), len(trainer.logits)) if type(trainer.feed) is ImageFeed else (id(trainer),)
 
     def _run_steps(self, done: int, steps: int) -> None:
         self.cursor.fill_(done - self.first)

@@ -100,17 +100,12 @@ def _stock_maker(spec: NormInfo, groups: int | None, config: NormConfig, dim: Di
     Continual norm is two layers: group norm without affine parameters, then batch norm. Torch has no switchable norm,
     so the one of this package is used.
     """
-    if spec.name not in STOCK_NORMS:
-        raise ValueError(
-            f"norm.layers='stock': torch has no layers for norm {spec.name!r}. Use one of {', '.join(STOCK_NORMS)}."
-        )
-    if config.options:
-        raise ValueError(f"norm.layers='stock': norm.{config.options[0][0]} can't be set. Use norm.layers='ours'.")
     num_groups = groups or config.groups
-    if isinstance(num_groups, str) or config.momentum == "cumulative":
+    known = spec.name in STOCK_NORMS and not config.options
+    if not known or isinstance(num_groups, str) or isinstance(config.momentum, str):
         raise ValueError(
-            "norm.layers='stock': torch's layers do not support norm.groups='auto' or norm.momentum='cumulative'. Set "
-            "numbers, or use norm.layers='ours'."
+            f"norm.layers='stock': torch has layers for {', '.join(STOCK_NORMS)}, without own settings, "
+            f"norm.groups=auto and norm.momentum=cumulative. Use norm.layers='ours'."
         )
     momentum = 0.1 if config.momentum is None else config.momentum
     makers: dict[str, NormMaker] = {

@@ -176,11 +176,5 @@ def _digits_in(name: str) -> str:
 
 
 def _hash_of(path: Path) -> str:
-    info = path.stat()
-    return _hash_at(path.resolve(), info.st_size, info.st_mtime_ns)
-
-
-@cache  # every seed needs the hash; the size and the time are part of the key
-def _hash_at(path: Path, size: int, modified: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
