@@ -10,7 +10,7 @@ from torch import nn
 
 import contnorm as cn
 from contnorm.bench.models.resnet import ResNet18
-from contnorm.norms.weight_standardization import is_standardized, standardize_convolutions
+from contnorm.norms.group import is_standardized, standardize_convolutions
 from tests.models import ResNet
 
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -29,7 +29,7 @@ from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.base import MomentNorm, NormLayer
 from contnorm.norms.continual import SyncContinualNorm
-from contnorm.norms.weight_standardization import WSGroupNorm, standardize_convolutions, unstandardize
+from contnorm.norms.group import WSGroupNorm, standardize_convolutions, unstandardize
 from contnorm.registry import (
     NORMS,
     Dim,

@@ -37,7 +37,7 @@ from contnorm.convert.conversion import (
 from contnorm.convert.detect import DetectedNorm, detect_norm, holds_moments
 from contnorm.moments.freeze import freeze_stats, is_frozen
 from contnorm.norms.base import MomentNorm
-from contnorm.norms.weight_standardization import is_standardized, standardize, unstandardize
+from contnorm.norms.group import is_standardized, standardize, unstandardize
 from contnorm.registry import Dim, find_norm
 
 FORMAT, VERSION = "contnorm.norm_spec", 2

@@ -18,7 +18,7 @@ from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.build import build_model
 from contnorm.errors import UserError
-from contnorm.norms.weight_standardization import is_standardized
+from contnorm.norms.group import is_standardized
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 
 NORMS = ["evonorm_s0", "frn", "gn_ws"]
