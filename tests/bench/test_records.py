@@ -185,7 +185,7 @@ def test_archives_are_read_only_and_count_as_recorded(runs: Runs, tmp_path: Path
         Store(tmp_path / "a.jsonl.gz").save(CONFIGS[0], 5, {})
 
 
-def test_damaged_archive_is_reported_and_the_other_lines_are_read(runs: Runs, tmp_path: Path) -> None:
+def test_damaged_lines_and_archives_are_reported(runs: Runs, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     runs.save(path)
     lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
@@ -193,7 +193,7 @@ def test_damaged_archive_is_reported_and_the_other_lines_are_read(runs: Runs, tm
     loaded = load_runs(path)
     assert len(loaded) + len(loaded.diverged) == 9 and loaded.problems[0].startswith(f"{path}:2: is not a valid")
     path.write_bytes(gzip.compress(b"".join(lines))[:-20])
-    assert "the archive is damaged after" in load_runs(path).problems[0]
+    assert "the archive is damaged (" in load_runs(path).problems[0]
 
 
 def test_copy_with_other_results_is_reported_once(folder: Path, runs: Runs, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from scipy import stats
 
 from contnorm.bench.sequential import (
     LOOKS,
-    Verdict,
     crossing_levels,
     decide_differences,
     decide_family,
@@ -134,25 +133,6 @@ def test_exploratory_family_decides_by_benjamini_and_hochberg() -> None:
     assert [one.outcome != "undecided" for one in decided.values()] == expected
     assert 1 < sum(expected) < len(expected)
     assert sum(one.is_decided for one in decide_family(cases).values()) < sum(expected)
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "margin", "verdict"),
-    [
-        (3.0, 1.0, 1.0, "higher"),
-        (-3.0, 1.0, 1.0, "lower"),
-        (0.5, 0.1, 1.0, "higher, within the margin"),
-        (-0.5, 0.1, 1.0, "lower, within the margin"),
-        (0.0, 0.3, 1.0, "equivalent"),
-        (0.0, 3.0, 1.0, "undecided"),
-        (0.0, 3.0, 9.0, "equivalent"),
-    ],
-)
-def test_verdict_of_a_difference(mean: float, std: float, margin: float, verdict: str) -> None:
-    values = np.array(draw(16))
-    values = mean + std * (values - values.mean()) / values.std()  # of exactly this mean
-    decision = decide_differences(values.tolist(), margin=margin)
-    assert decision.outcome == verdict and decision.is_decided == (verdict != "undecided")
 
 
 @pytest.mark.parametrize(
@@ -306,8 +286,3 @@ def test_seeds_for_a_difference_have_the_power(std: float, difference: float, ca
 def test_seeds_for_no_difference_are_unknown() -> None:
     assert seeds_for_difference(1.0, 0.0) is None and seeds_for_difference(1.0, 1e-9) is None
     assert seeds_for_difference(1.0, math.nan) is None and seeds_for_difference(0.0, 1.0) == 16
-
-
-def test_decision_before_the_first_look_is_undecided() -> None:
-    decision = decide_differences([])
-    assert isinstance(decision, Verdict) and decision.outcome == "undecided" and not decision.looks

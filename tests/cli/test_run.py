@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,14 +105,6 @@ def test_json_is_the_only_output_and_equals_the_records(mnist: list[str], tmp_pa
         name: pytest.approx(record.score("acc")) for name, record in records.items()
     }
     assert call(*arguments)[1] == out
-
-
-def test_settings_file_is_for_all_runs_and_options_override_it(mnist: list[str], tmp_path: Path) -> None:
-    (tmp_path / "all.toml").write_text('norm = { name = "gn" }\n[train]\nlr = 0.01\nbatch = 20\n')
-    code, _ = call("run", *mnist, "--config", "all.toml", "--seeds", "1", "--lr", "0.03,0.1", "--json")
-    assert code == 0
-    configs = [record.config for record in Store(tmp_path / "runs")]
-    assert sorted((c.norm.name, c.train.lr, c.train.batch) for c in configs) == [("gn", 0.03, 20), ("gn", 0.1, 20)]
 
 
 def test_stopped_sweep_shows_what_is_done_and_the_same_command_continues(
@@ -250,20 +241,6 @@ def test_second_signal_stops_at_once(mnist: list[str], monkeypatch: pytest.Monke
     code, out = call("run", *mnist)
     assert code == 130 and "stopped at once" in out
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_runs_in_another_thread_install_no_handlers(mnist: list[str], tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    seen: list[object] = []
-
-    def work() -> None:
-        seen.append(call("run", *mnist)[0])
-        seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [0, before] and len(list(Store(tmp_path / "runs"))) == 1
 
 
 def test_resume_leaves_runs_with_own_code_to_their_command(mnist: list[str], tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""Start-up: commands that only read records import no library that they do not need."""
+"""Start-up: commands that only read records import no library that they do not need; garbage collection."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Store
+from contnorm.cli.common import collection_paused
+from contnorm.cli.main import main
 
 # Libraries and modules that are slow to import.
 NEEDLESS = (
@@ -58,6 +62,19 @@ def test_show_of_records_imports_only_what_it_needs(tmp_path: Path) -> None:
     assert config.hash in shown and needless == []
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["compare", "--help"], ["power", "--help"]])
+@pytest.mark.parametrize("arguments", [["ls"], ["compare", "--help"]])
 def test_listing_and_comparing_need_no_arrays(arguments: list[str], tmp_path: Path) -> None:
     assert not {"torch", "scipy", "pandas", "matplotlib"} & set(_needless_imports(arguments, tmp_path)[1])
+
+
+def test_collection_is_suspended_during_an_import_and_skipped_at_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collection_paused():
+        assert not gc.isenabled()
+    assert gc.isenabled() and gc.get_freeze_count() > 0
+    gc.unfreeze()
+    registered: list[object] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    monkeypatch.setattr(sys, "argv", ["contnorm", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert gc.freeze in registered

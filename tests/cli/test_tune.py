@@ -183,11 +183,11 @@ def test_paper_shows_one_and_best_learning_rates(root: Path, tmp_path: Path, rec
         return printed(console)
 
     both, one, best = shown("both", selected=out), shown("one", selected=out), shown("best", selected=out)
-    assert both.index("One learning rate for all") < both.index("A learning rate for each norm")
-    assert "2 cells have none" in best and "contnorm tune own" in best
-    assert not re.search(r"none +ACC", best)
-    assert one.count(" ACC ") == 4 and best.count(" ACC ") == 2 and both.count(" ACC ") == 6
-    assert "A learning rate for each" not in shown("both")  # nothing is chosen there
+    assert both.index("(the same settings for all norms)") < both.index("(each norm with the settings chosen on")
+    assert "Left out: the 2 cells for which no learning rate was chosen" in best
+    rows = {name: re.findall(r"\n(none|bn)(?:, lr [\d.]+)? +2 ", text) for name, text in (("one", one), ("best", best))}
+    assert rows == {"one": ["none", "bn"] * 2, "best": ["bn"] * 2}
+    assert "each norm with" not in shown("both")  # nothing is chosen there
     records = [r for r in Store(tmp_path / "runs") if r.config.stream.part == "learn"]
     assert sorted({(r.config.norm.name, r.config.train.lr) for r in records}) == [
         ("bn", 0.03),
@@ -195,7 +195,7 @@ def test_paper_shows_one_and_best_learning_rates(root: Path, tmp_path: Path, rec
         ("none", 0.03),
     ]
     own = fmean(r.score("acc") for r in records if r.config.train.lr == 0.1 and r.config.strategy.name == "er")
-    assert re.search(rf"er +0.1 +bn +ACC +2 +{own:.2f}", best)
+    assert re.search(rf", er .*\nnorm .*\nbn +2 +{own:.2f}", best)
     with pytest.raises(UserError, match=r"--lr best: no learning rates are chosen for own. Choose them with `contnorm"):
         shown("best")
     with pytest.raises(UserError, match=r"--lr: unknown choice 'bets'. Did you mean 'best'"):

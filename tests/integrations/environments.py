@@ -46,51 +46,30 @@ ENVIRONMENTS = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(ENVIRONMENTS), metavar="NAME", help=", ".join(ENVIRONMENTS))
-    parser.add_argument("--keep", action="store_true", help="keep the environments under .venvs")
-    arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in ENVIRONMENTS]
-    if unknown:
-        parser.error(f"unknown integration {unknown[0]!r}. There are: {', '.join(ENVIRONMENTS)}.")
-    failed = [name for name in arguments.names if not run(name, arguments.keep)]
-    tested = [name for name in arguments.names if name not in failed]
-    print(f"\npassed: {', '.join(tested) or 'none'}; failed: {', '.join(failed) or 'none'}")
-    return 1 if failed else 0
-
-
 def run(name: str, keep: bool) -> bool:
     """Make the environment of an integration and run its tests; returns whether they passed."""
     environment, folder = ENVIRONMENTS[name], ROOT / ".venvs" / name
     print(f"\n=== {name}: installing into {folder.relative_to(ROOT)}", flush=True)
-    try:
-        python = install(folder, environment)
-        tests = [environment.tests] if environment.tests else tests_of(name)
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-        status = subprocess.run(list(map(str, command)), cwd=ROOT).returncode
-    except subprocess.CalledProcessError as error:
-        print(f"{name}: {' '.join(map(str, error.cmd[:6]))} ... failed with status {error.returncode}")
-        return False
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-    return status == 0
-
-
-def install(folder: Path, environment: Environment) -> Path:
+    venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
-    subprocess.run([*pip, *TEST_REQUIREMENTS, *environment.requirements], check=True)
-    subprocess.run([*pip, "-e", f"{ROOT}[{environment.extras}]"], check=True)
-    return python
-
-
-def tests_of(name: str) -> list[str]:
-    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "integrations").glob(f"test_{name}*.py"))
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
+    tests = [environment.tests] if environment.tests else (ROOT / "tests/integrations").glob(f"test_{name}*.py")
+    commands = (
+        [*install, *TEST_REQUIREMENTS, *environment.requirements],
+        [*install, "-e", f"{ROOT}[{environment.extras}]"],
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *sorted(tests)],
+    )
+    passed = all(subprocess.run(list(map(str, command)), cwd=ROOT).returncode == 0 for command in commands)
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return passed
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(ENVIRONMENTS), metavar="NAME", help=", ".join(ENVIRONMENTS))
+    parser.add_argument("--keep", action="store_true", help="keep the environments under .venvs")
+    arguments = parser.parse_args()
+    failed = [name for name in arguments.names if not run(name, arguments.keep)]
+    print(f"\nfailed: {', '.join(failed) or 'none'}")
+    sys.exit(bool(failed))

@@ -74,14 +74,14 @@ def test_measurements_do_not_change_training(own_generator: bool) -> None:
     assert equal(*states)
 
 
-def test_moments_at_fit_end_in_the_precision_of_the_trainer() -> None:
+def test_moments_are_measured_in_the_precision_of_the_trainer() -> None:
     dtypes = []
 
     def call(module: nn.Module, batch: Any) -> Any:
         dtypes.append(module(batch[0]).dtype)
 
     module = cn.freeze_stats(Net("cn"))
-    callback = ReestimateMoments(4, when="fit_end", call=call, frozen="lift")
+    callback = ReestimateMoments(4, when="validation", call=call, frozen="lift")
     quiet_trainer(callbacks=[callback], precision="bf16-mixed").fit(module, loader(), loader(seed=1))
     assert set(dtypes) == {torch.bfloat16} and frozen_layers(module) == [True, True]
     assert not equal(moments_of(module), moments_of(Net("cn")))

@@ -50,7 +50,7 @@ def test_page_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.M
     console = Console(file=io.StringIO(), width=160)
     run_recipe("my-table.toml", TableOptions(2, execution=RunOptions()), console)  # two seeds, in this process: quicker
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert re.search(r"cn4 +ACC +2 +\S+ \+- \S+ +97\.10 \+- 0\.40 .*(agrees|above|below)", printed)
+    assert re.search(r"cn4, lr 0\.1 +ACC +2 +\S+ \+- \S+ +97\.10 \+- 0\.40 .*(agrees|above|below)", printed)
     assert "CN is over BN in ACC" in printed
     for arguments in reports:
         done = CliRunner().invoke(app, arguments)

@@ -16,7 +16,7 @@ from contnorm.paper.cells import cells_of
 from contnorm.paper.claims import CellComparison, comparisons_of, published_values
 from contnorm.paper.published import compare_published, find, published
 from contnorm.paper.recipe import Claim, Recipe, find_recipe, recipe_names
-from contnorm.paper.tables import verdict_text
+from contnorm.paper.text import verdict_text
 
 CIFAR100, MINI = "split-cifar100", "split-mini-imagenet"
 

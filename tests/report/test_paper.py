@@ -28,7 +28,8 @@ from contnorm.paper.selection import (
     selection_text,
     with_selection,
 )
-from contnorm.paper.tables import lines_of, spread
+from contnorm.paper.tables import lines_of
+from contnorm.paper.text import spread
 from contnorm.report.paper import Section, claims_document, section_document, sections_of, table_title
 from contnorm.report.report import collect_report
 from contnorm.report.tables import markdown

@@ -15,7 +15,7 @@ from contnorm.bench.figures import COLORS
 from contnorm.bench.records import Store, load_runs
 from contnorm.errors import UserError
 from contnorm.paper.recipe import find_recipe
-from contnorm.paper.tables import spread
+from contnorm.paper.text import spread
 from contnorm.report import figures
 from contnorm.report.report import Report, collect_report, write_report
 from contnorm.report.runs import run_details, score_tables

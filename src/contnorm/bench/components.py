@@ -27,23 +27,24 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
-from contnorm.errors import UserCodeError, UserError, usable
-from contnorm.registry import NORMS, NormInfo, Origin, add_norm, load_plugins
+from contnorm.errors import UserCodeError, UserError, unknown, usable
+from contnorm.registry import BUILT_IN, NORMS, NormInfo, Origin, add_norm, load_plugins
 
 if TYPE_CHECKING:
     from contnorm.bench.config.schema import RunConfig
 
 THIS_PROCESS = Origin()
 PYTHON = "python:"  # prefix of the names of objects that are defined in no file
-Kind = Literal["strategy", "memory", "model", "norm", "dataset"]
+Kind = Literal["strategy", "memory", "model", "norm", "dataset", "launcher"]
 
 
 # --- Names and objects -----------------------------------------------------------------------------------------------
@@ -173,6 +174,50 @@ def share_components(components: Iterable[Component]) -> None:
     for component in components:
         if component.kind != "dataset":  # data is sent, or loaded
             add_component(component)
+
+
+# --- Launchers -------------------------------------------------------------------------------------------------------
+
+
+def launchers() -> dict[str, Component]:
+    """Return the launchers by name: ours, and those of the entry point group ``contnorm.launchers``.
+
+    Example:
+        >>> str(launchers()["local"].origin)
+        'contnorm'
+    """
+    found = {}
+    for entry in sorted(entry_points(group="contnorm.launchers"), key=lambda entry: entry.name):
+        origin = Origin(entry.module) if entry.dist is None else Origin(entry.dist.name, entry.dist.version)
+        summary = f"class {entry.attr} of {entry.module}"
+        found[entry.name] = Component("launcher", entry.name, f"{entry.module}:{entry.attr}", summary, origin)
+    local, ray = "this machine: its GPUs, or a process per CPU core", "the nodes of a Ray cluster, with retries"
+    found["local"] = Component("launcher", "local", None, local, BUILT_IN)
+    found["ray"] = Component("launcher", "ray", "contnorm.bench.engine.ray:RayLauncher", ray, BUILT_IN)
+    return found
+
+
+def create_launcher(name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """Create a launcher by name; None for this machine.
+
+    Args:
+        name: One of `launchers`.
+        options: Arguments of its class, such as ``{"address": "auto"}`` for Ray.
+
+    Raises:
+        UserError: If the name is unknown, or the launcher can't be created.
+
+    Example:
+        >>> create_launcher("locl")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: unknown launcher 'locl'. Did you mean 'local'? There are: local, ...
+    """
+    known = launchers()
+    if name not in known:
+        raise unknown("launcher", name, known)
+    with user_code_errors(f"launcher {name!r}", "it can't be created"):
+        launcher = known[name].load()
+        return None if launcher is None else launcher(**(options or {}))
 
 
 # --- Loading ---------------------------------------------------------------------------------------------------------
@@ -320,10 +365,9 @@ def code_hash(kind: Kind, name: str, code: str | None = None) -> str | None:
 
 def definition_hash(value: Any) -> str | None:
     """Return the hash that identifies the code of a function or class; None if it can't be identified."""
-    try:
+    with suppress(_UnknownError):
         return _code_hash(value, "it")
-    except _UnknownError:
-        return None
+    return None
 
 
 def file_hash(path: Path) -> str:
@@ -488,10 +532,8 @@ def _is_code_of_class(name: str, part: object) -> bool:
 def _code(code: CodeType) -> str:
     """Return the source of a function that is in no file; otherwise, and for a lambda, its compiled code."""
     if code.co_name != "<lambda>" and not Path(code.co_filename).is_file():
-        try:
+        with suppress(OSError, TypeError):  # at a prompt, and in text that was executed
             return inspect.getsource(code)
-        except (OSError, TypeError):  # at a prompt, and in text that was executed
-            pass
     parts = (sorted(map(repr, part)) if isinstance(part, frozenset) else part for part in code.co_consts)
     constants = [_code(part) if isinstance(part, CodeType) else repr(part) for part in parts]
     return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames} {code.co_freevars}"

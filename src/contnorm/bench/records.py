@@ -15,8 +15,9 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean, stdev
@@ -282,12 +283,12 @@ def _parse(content: bytes, path: Path) -> Record:
         record = _record(raw, path)
         if record.seal != seal_of(raw):
             raise ValueError("its content does not match its seal: it was changed")
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: is not a valid record ({place}{': ' * bool(place)}{first['msg']}).") from error
     except (ValueError, TypeError, LookupError, AttributeError, UserError) as error:
-        raise UserError(f"{path}: is not a valid record ({error}).") from error
+        why = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            why = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        raise UserError(f"{path}: is not a valid record ({why}).") from error
     return record
 
 
@@ -557,23 +558,31 @@ Archived = tuple[dict[tuple[str, int], Record], list[str]]  # by hash and seed; 
 
 @lru_cache(maxsize=16)
 def _read_archive(path: Path, size: int, modified: int) -> Archived:
-    """Read an archive. Invalid lines are reported by number; of a damaged file, the lines before the damage are used.
+    """Read an archive. Invalid lines are reported by number; a damaged file is reported and not read.
 
     Size and time of modification are part of the key of the cache.
     """
-    records: dict[tuple[str, int], Record] = {}
-    problems: list[str] = []
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    record = _parse(line, Path(f"{path}:{number}"))
-                except UserError as error:
-                    problems.append(str(error))
-                    continue
-                records.setdefault((record.hash, record.seed), record)
+            lines = file.readlines()
     except (OSError, EOFError, zlib.error) as error:
-        problems.append(f"{path}: the archive is damaged after {len(records)} records ({error}).")
+        return {}, [f"{path}: the archive is damaged ({error})."]
+    places = [Path(f"{path}:{number}") for number in range(1, len(lines) + 1)]
+    records, problems = _read_each(partial(_parse, line, place) for line, place in zip(lines, places, strict=True))
+    of_runs: dict[tuple[str, int], Record] = {}
+    for record in records:
+        of_runs.setdefault((record.hash, record.seed), record)
+    return of_runs, problems
+
+
+def _read_each(reads: Iterable[Callable[[], Record]]) -> tuple[list[Record], list[str]]:
+    """Call functions that read a record; returns the records, and the messages of those that are not valid."""
+    records, problems = list[Record](), list[str]()
+    for read in reads:
+        try:
+            records.append(read())
+        except UserError as error:
+            problems.append(str(error))
     return records, problems
 
 
@@ -631,11 +640,10 @@ class Store:
 
     def has(self, config: RunConfig, seed: int) -> bool:
         """Whether there is a record of a finished run, or a file that is none, which no run replaces."""
-        try:
+        with suppress(UserError):
             record = self._find(config, seed)
-        except UserError:
-            return True
-        return record is not None and record.status == FINISHED
+            return record is not None and record.status == FINISHED
+        return True
 
     def divergence(self, config: RunConfig, seed: int) -> Record | None:
         """The record of a diverged run; None if it is not known to diverge."""
@@ -711,14 +719,9 @@ class Store:
         """Records in the folder of a run, and some more."""
         wanted = seeds if seeds is None or isinstance(seeds, range) else set(seeds)
         paths = [path for path in folder.glob("*.json") if _RECORD.fullmatch(path.name)]
-        records, problems = [], []
-        for path in sorted(paths, key=lambda path: int(path.stem)):
-            if wanted is not None and int(path.stem) not in wanted:
-                continue
-            try:
-                records.append(read_record(path))
-            except UserError as error:
-                problems.append(str(error))
+        paths = [path for path in paths if wanted is None or int(path.stem) in wanted]
+        paths.sort(key=lambda path: int(path.stem))
+        records, problems = _read_each(partial(read_record, path) for path in paths)
         return Runs.of([*records, *(one for one in more if wanted is None or one.seed in wanted)], problems)
 
     def find(self, query: str) -> Runs:

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from contnorm.bench.components import Component, Kind, add_component, components
+from contnorm.bench.components import Component, Kind, add_component, components, launchers
 from contnorm.bench.data.registry import SOURCES, data_root
 from contnorm.bench.data.store import describe_stored, list_stored, read_manifest
-from contnorm.bench.launchers import launchers
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies import ALIASES, STRATEGIES
@@ -72,7 +71,7 @@ def available(root: str | Path | None = None) -> dict[str, dict[str, Listing]]:
             **_added("model"),
             "path/to/file.py:make": in_file,
         },
-        "launchers": {name: Listing(spec.summary, str(spec.origin)) for name, spec in launchers().items()},
+        "launchers": {name: Listing(one.summary, str(one.origin)) for name, one in launchers().items()},
     }
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -221,10 +222,9 @@ class Verdict:
         """Spread of a over seeds, divided by that of b; None if scores are unknown, too few or all equal."""
         if self.scores is None or len(self.differences) < FEWEST_SEEDS:
             return None
-        try:
+        with suppress(UserError):  # equal scores
             return spread_ratio(*self.scores)
-        except UserError:  # equal scores
-            return None
+        return None
 
     @property
     def plan(self) -> str:

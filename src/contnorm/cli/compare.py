@@ -24,7 +24,7 @@ from contnorm.bench.stats import t_interval
 from contnorm.cli.common import RunsFolder, Where, print_error, print_lines, print_text, show_rows
 from contnorm.cli.show import load_selection
 from contnorm.errors import UserError
-from contnorm.paper.tables import digits_remarks, spread
+from contnorm.paper.text import digits_remarks, spread
 from contnorm.report.runs import divergence_lines, unknown_names
 
 HOW = (
@@ -109,10 +109,8 @@ def select_run(text: str, store: Store, where: Sequence[str]) -> Runs:
     Raises:
         UserError: If there is none, or if there are several; the message names what they differ in.
     """
-    if has_operator(text) and not Path(text).exists():
-        runs, _ = load_selection(store, None, [*where, text])
-    else:
-        runs, _ = load_selection(store, [text], where)
+    is_selection = has_operator(text) and not Path(text).exists()
+    runs = load_selection(store, None, [*where, text]) if is_selection else load_selection(store, [text], where)
     if not runs.records:
         raise UserError(f"all runs with {' '.join([*where, text])} diverged, so they have no scores.")
     configs = [group[0].config for group in group_by_run(runs.records).values()]

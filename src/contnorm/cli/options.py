@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from contnorm import bench
+from contnorm.bench.components import create_launcher
 from contnorm.bench.config.defaults import refuse_code
 from contnorm.bench.config.schema import (
     field_of,
@@ -20,7 +21,6 @@ from contnorm.bench.config.schema import (
     parse_assignments,
     read_toml,
 )
-from contnorm.bench.launchers import create_launcher
 from contnorm.cli.common import DataRoot, RunsFolder, collection_paused
 
 if TYPE_CHECKING:

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,40 +20,12 @@ from contnorm.bench.sequential import MARGIN, MAX_SEEDS
 from contnorm.cli.common import console, print_error, print_lines, print_text, show_rows
 from contnorm.cli.options import run_options, takes_options
 from contnorm.errors import UserError
-from contnorm.paper.cells import MeasuredCell
-from contnorm.paper.claims import ClaimCase, ClaimResult, Evidence
 from contnorm.paper.published import RUNS
-from contnorm.paper.recipe import Recipe, score_title
-from contnorm.paper.selection import TableVariant
-from contnorm.paper.tables import (
-    case_numbers,
-    case_outcome_text,
-    claim_title,
-    forgetting_definitions,
-    lines_of,
-    named,
-    no_interval_reason,
-    not_run_text,
-    paper_number,
-    spread,
-    table_remarks,
-    verdict_text,
-)
+from contnorm.paper.tables import forgetting_definitions
+from contnorm.report.paper import Section, tables_of
 
 if TYPE_CHECKING:
     from contnorm.paper import TableOptions, TableResult
-
-SHOWN = (
-    "stream",
-    "strategy",
-    "buffer",
-    "forward",
-    "batch",
-    "replay",
-    "tasks",
-    "setting",
-    "labels",
-)  # dimensions that have a column
 
 
 @takes_options(
@@ -140,35 +110,31 @@ def _show_result(result: TableResult, options: TableOptions, console: Console) -
         print_lines([f"changed from the recipe: {' '.join(options.settings)}"], console)
     for line in result.notes:
         print_text(line, console)
+    modified, section = result.modified, Section(result.recipe, result.variants, "")
+    notes = [result.recipe.note, *forgetting_definitions(list(result.recipe.scores.values()))]
+    if modified:
+        what = "A smoke test, or changed settings: not comparable with the paper"
+        notes.append(f"{what}, so there are no verdicts on its numbers.")
+    if modified and options.until_decided:
+        notes.append("The claims are decided for these runs, not for those of the recipe.")
+    if options.only and any(variant.rule for variant in result.variants):
+        notes.append("The claims are decided by all recorded cells, also those that --only leaves out.")
+    for line in filter(None, notes):
+        print_text(line, console)
     for variant in result.variants:
-        _show_variant(variant, console, result.modified, options)
+        if not variant.run:
+            print_text(f"No run of this table is done ({variant.title.lower()}).", console)
+            continue
+        claims = not modified or options.until_decided
+        for table in tables_of(section, variant, judged=not modified, claims=claims):
+            console.print()
+            print_text(table.title, console, "bold")
+            if table.rows:
+                show_rows(table.heads, table.rows, console, wrap_last=table.heads[-1] in ("verdict", "outcome"))
+            for line in table.notes:
+                print_text(line, console)
     for line in result.missing_data:
         print_error(line)
-
-
-def _show_variant(variant: TableVariant, console: Console, modified: bool, options: TableOptions) -> None:
-    if variant.title:
-        console.print()
-        print_text(f"{variant.title}:", console, style="bold")
-    if any(one.records for one in variant.cells):
-        if variant.recipe.kind == "curves":
-            show_curves(variant.recipe, variant.cells, console)
-        else:
-            show_table(variant.recipe, variant.cells, console, verdicts=not modified)
-    if variant.unchosen:
-        print_text(f"Left out: the {variant.unchosen} cells for which no learning rate was chosen.", console)
-    if len(variant.missing) == len(variant.cells):
-        print_text("No run of this table is done.", console)
-        return
-    if variant.missing:
-        print_text(f"Not run: {named(variant.missing)}.", console)
-    if modified and not options.until_decided:
-        return
-    if modified:
-        print_text("The claims are decided for these runs, not for those of the recipe.", console)
-    if options.only and variant.rule is not None:
-        print_text("The claims are decided by all recorded cells, also those that --only leaves out.", console)
-    show_claims(variant.claims, console, complete=not (variant.missing or options.only))
 
 
 def show_recipes(seeds: int, folder: Path | None, runs: Path, console: Console, only: str = "") -> None:
@@ -186,90 +152,3 @@ def show_recipes(seeds: int, folder: Path | None, runs: Path, console: Console, 
     recipes = api.recipe_status([only] if only else [], seeds=seeds, data=folder, runs=runs)
     rows = [(one.name, one.done, one.title, one.data) for one in recipes]
     show_rows(("recipe", "runs done", "title", "data"), rows, console, named=2, wrap_last=True)
-
-
-def show_table(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console, verdicts: bool = True) -> None:
-    """Print one row per score of a cell with records.
-
-    Args:
-        recipe: Recipe of the table.
-        measured: All cells of the table.
-        console: Terminal to print to.
-        verdicts: False for runs that are not comparable with the paper's, such as smoke tests.
-    """
-    lines = [line for one in measured if one.records for line in lines_of(recipe, one)]
-    shown = _dimensions(recipe, measured)
-    heads = [*shown, "norm", "score", "seeds", "ours", "paper"]
-    heads += ["difference", "95 % interval", "verdict"] if verdicts else []
-    rows = []
-    for line in lines:
-        cells = [*_place(line.measured, shown), score_title(line.score), str(len(line.values)), spread(line.values)]
-        cells.append(paper_number(line.published))
-        rows.append(cells + (list(verdict_text(line.comparison)) if verdicts else []))
-    show_rows(heads, rows, console, named=len(shown) + 1)
-    console.print()
-    notes = [*forgetting_definitions(list(recipe.scores.values())), *([recipe.note] if recipe.note else [])]
-    notes += table_remarks(recipe, measured, lines if verdicts else [])
-    if not verdicts:
-        what = "A smoke test, or changed settings: not comparable with the paper"
-        notes.append(f"{what}, so there are no verdicts on its numbers.")
-    for text in notes:
-        print_text(text, console)
-
-
-def _dimensions(recipe: Recipe, measured: Sequence[MeasuredCell]) -> list[str]:
-    """Columns that name a cell: stream, strategy, dimensions with values, and the learning rate if it varies."""
-    recorded = [one for one in measured if one.records]
-    places = [one.cell.place for one in recorded]
-    shown = [key for key in SHOWN if key in ("stream", "strategy") or any(p[key] is not None for p in places)]
-    selected = any("lr" in selected.settings.get("train", {}) for selected in recipe.selected)
-    return [*shown, "lr"] if selected or len({_rate(one) for one in recorded}) > 1 else shown
-
-
-def _rate(one: MeasuredCell) -> float | None:
-    return next((record.config.train.lr for record in one.records.values()), None)
-
-
-def _place(one: MeasuredCell, shown: Sequence[str]) -> list[str]:
-    place = {**one.cell.place, "lr": _rate(one)}
-    return [*("all" if place[key] is None else str(place[key]) for key in shown), one.cell.norm]
-
-
-def show_curves(recipe: Recipe, measured: Sequence[MeasuredCell], console: Console) -> None:
-    """Print one row per score of a cell: the mean over seeds after each task."""
-    shown = _dimensions(recipe, measured)
-    rows = []
-    for one in measured:
-        for score in recipe.scores.values():
-            curves = list(one.curves(score).values())
-            if curves:
-                means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=False)]
-                rows.append([*_place(one, shown), score_title(score), str(len(curves)), *means])
-    tasks = max((len(row) for row in rows), default=0) - len(shown) - 3
-    heads = [*shown, "norm", "score", "seeds", *(f"task {i + 1}" for i in range(tasks))]
-    show_rows(heads, rows, console, named=len(shown) + 2)
-    console.print()
-    for text in [*([recipe.note] if recipe.note else []), *table_remarks(recipe, measured, [])]:
-        print_text(text, console)
-
-
-def show_claims(results: Sequence[ClaimResult], console: Console, *, complete: bool = True) -> None:
-    """Print each claim with its outcome and evidence, case by case; ``complete`` is False if some cells are not run."""
-    for result in results:
-        console.print()
-        print_text(claim_title(result, complete=complete), console)
-        for case in result.cases:
-            print_text(f"  {case.what}: {_case_text(case, result.evidence)}", console)
-        if not result.cases:
-            print_text("  none of its cells has a record", console)
-        elif result.not_run:
-            print_text(f"  {not_run_text(result)}", console)
-
-
-def _case_text(case: ClaimCase, evidence: Evidence) -> str:
-    mean, interval = case_numbers(case)
-    first = f"{mean}, " if case.paired else ""
-    if case.interval is None:
-        return f"{first}{no_interval_reason(case)}: {case_outcome_text(case)}"
-    kind = "" if case.is_ratio else "interval " if evidence == "staged" else "95 % interval "
-    return f"{first}{kind}{interval}, {case.seeds} seeds: {case_outcome_text(case)}"

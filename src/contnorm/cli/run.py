@@ -19,7 +19,7 @@ from contnorm.cli.common import collection_paused, console, print_lines, print_t
 from contnorm.cli.options import EXECUTION, FLAGS, load_stream, takes_options
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
-from contnorm.paper.tables import spread
+from contnorm.paper.text import spread
 
 if TYPE_CHECKING:
     from contnorm.bench import SweepResult

@@ -13,12 +13,12 @@ from rich.console import Console
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.defaults import run_names
 from contnorm.bench.config.schema import format_value
-from contnorm.bench.records import Record, Runs, Store, is_archive
-from contnorm.bench.selection import SHORT_KEYS, conditions_of, no_match, resolve_key, setting_keys
-from contnorm.bench.unfinished import UnfinishedRun, unfinished_runs
+from contnorm.bench.records import Record, Runs, Store
+from contnorm.bench.selection import SHORT_KEYS, no_match, resolve_key
+from contnorm.bench.unfinished import unfinished_runs
 from contnorm.cli.common import RunsFolder, Where, console, print_error, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown
-from contnorm.paper.tables import spread
+from contnorm.paper.text import spread
 from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables, unknown_names
 from contnorm.report.tables import Document, Table, markdown
 
@@ -65,12 +65,10 @@ def show(
         # Write all records to one file, which every command reads.
         contnorm show --to records.jsonl.gz
     """
-    every, unfinished = load_selection(Store(runs), run, ())
-    selected = every.where(*(where or ()))
+    store = Store(runs)
+    selected = load_selection(store, run, where or ())
     if not selected.records and not (to and selected.diverged):
-        if selected.diverged:
-            raise UserError(f"all runs with {' '.join(where or ())} diverged, so they have no scores.")
-        raise UserError(no_match([*every.records, *every.diverged], where or ()))
+        raise UserError(f"all runs with {' '.join(where or ())} diverged, so they have no scores.")
     for problem in [*selected.problems, *unknown_names(selected.records)]:
         print_error(problem)
     if to is not None and to.suffix not in (".md", ".tex"):
@@ -89,55 +87,36 @@ def show(
         write_atomically(to, text.encode())
         return
     _print(tables, console)
-    conditions = conditions_of(where or (), {}, setting_keys(every.records))
-    unfinished = [one for one in unfinished if all(condition.holds(one) for condition in conditions)]
-    for line in [*divergence_lines(selected), *unfinished_lines(unfinished)]:
+    for line in [*divergence_lines(selected), *unfinished_lines(store)]:
         print_text(line, console)
 
 
-def load_selection(store: Store, names: Sequence[str] | None, where: Sequence[str]) -> tuple[Runs, list[UnfinishedRun]]:
-    """Load the records with some names, or all, that meet all conditions; and the unfinished runs beside them.
+def load_selection(store: Store, names: Sequence[str] | None, where: Sequence[str]) -> Runs:
+    """Load the records with some names, or all, that meet all conditions.
 
     Raises:
         UserError: If there is no such run, with the reason.
     """
-    paths = [Path(name) for name in names or () if Path(name).is_dir()]
-    unfinished = (
-        [] if is_archive(store.root) else [run for path in paths or [store.root] for run in unfinished_runs(path)]
-    )
-    if names and not paths:
-        unfinished = [run for run in unfinished if run.hash.startswith(tuple(names))]
-    hint = "".join(unfinished_lines(unfinished)) or "Make one: contnorm run --norm cn"
-    try:
-        parts = [store.find(name) for name in names] if names else [store.load_all()]
-    except UserError as error:
-        raise UserError(f"{error} {hint}" if unfinished else str(error)) from None
+    parts = [store.find(name) for name in names] if names else [store.load_all()]
     records = [record for part in parts for record in (*part.records, *part.diverged)]
     every = Runs.of(records, [problem for part in parts for problem in part.problems])
     if not records:
+        hint = "".join(unfinished_lines(store)) or "Make one: contnorm run --norm cn"
         raise UserError("; ".join(every.problems) or f"no finished runs under {store.root}. {hint}")
     selected = every.where(*where)
     if not selected.records and not selected.diverged:
         raise UserError(no_match(records, where))
-    return selected, unfinished
+    return selected
 
 
-def unfinished_lines(unfinished: Sequence[UnfinishedRun]) -> list[str]:
-    """One line that counts unfinished runs and names the command that resumes them; none without such runs.
-
-    Example:
-        >>> unfinished_lines([UnfinishedRun(Path("runs/75cc0f1e2d3b/0.unfinished"), None, 20, False, {})])
-        ['1 unfinished run (1 stopped). Resume with: contnorm resume --runs runs']
-    """
+def unfinished_lines(store: Store) -> list[str]:
+    """One line that counts unfinished runs and names the command that resumes them; none without such runs."""
+    unfinished = [] if store.read_only else unfinished_runs(store.root)
     if not unfinished:
         return []
-    stopped = [run for run in unfinished if not run.running]
-    counts = [f"{len(unfinished) - len(stopped)} in progress"] if len(stopped) < len(unfinished) else []
-    counts += [f"{len(stopped)} stopped"] if stopped else []
-    # The folders of these runs: runs that are named by their path need not be in the folder of --runs.
-    commands = dict.fromkeys(f"contnorm resume --runs {shlex.quote(str(run.folder.parent.parent))}" for run in stopped)
-    resume = f" Resume with: {' and '.join(commands)}" if commands else ""
-    return [f"{len(unfinished)} unfinished run{'' if len(unfinished) == 1 else 's'} ({', '.join(counts)}).{resume}"]
+    stopped = sum(not run.running for run in unfinished)
+    resume = f" Resume with: contnorm resume --runs {shlex.quote(str(store.root))}" if stopped else ""
+    return [f"Unfinished runs: {stopped} stopped, {len(unfinished) - stopped} in progress.{resume}"]
 
 
 def show_scores(records: Sequence[Record], console: Console) -> None:

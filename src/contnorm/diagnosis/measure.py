@@ -12,10 +12,8 @@ their value, on average over the layer; channels with small variance have little
 
 from __future__ import annotations
 
-import random
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +29,7 @@ from contnorm.moments.reestimate import (
     ChainedBatches,
     LayerMoments,
     call_on_first_element,
+    generators_restored,
     reestimate,
     to_model_device,
 )
@@ -414,14 +413,7 @@ def diagnose(
         return _accuracy(model, test[task], task, predict, call or call_on_first_element)
 
     eps = {name: float(getattr(layer, "eps", 0.0)) for name, layer in moment_layers(model, "lift").items()}
-    devices = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
-    with (
-        ExitStack() as restored,
-        torch.no_grad(),
-        torch.random.fork_rng(devices=sorted(devices)),
-        evaluation_mode(model),
-    ):
-        restored.callback(random.setstate, random.getstate())
+    with torch.no_grad(), generators_restored(), evaluation_mode(model):
         running = tuple(map(accuracy, train))
         oracle, own = running, running
         layers: tuple[LayerDistances, ...] = ()

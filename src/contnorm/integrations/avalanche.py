@@ -15,9 +15,9 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from contnorm.bench.streams.device import DeviceStream
 from contnorm.convert.conversion import convert_norm, norm_layers
 from contnorm.moments.pooling import Moments, keeps_moments, read_moments, write_moments
 from contnorm.moments.reestimate import ChainedBatches, Reestimated, reestimate
-from contnorm.registry import DIMS, LayerFactory, NormInfo, norm_class, resolve_norm
+from contnorm.registry import LayerFactory, NormInfo
 
 __all__ = ["NormEffect", "NormPlugin", "RandomCropAndFlip", "to_avalanche"]
 
@@ -52,7 +52,8 @@ class NormPlugin(SupervisedPlugin):
     """Plugin that converts the norms of a strategy's model, and can evaluate with moments of the replay buffer.
 
     The model is converted in place before the first training or evaluation. Parameters stay the same objects, so the
-    optimizer and its state stay valid. Norm layers that the model's adaptation adds later are converted too.
+    optimizer and its state stay valid. Norm layers that the model's adaptation adds later are converted too. Norms that
+    need tags of the batch (``adab2n``, ``tbbn``, ``bnt``) can't be trained, since Avalanche's loops do not give these.
 
     With ``reestimate_from``, exact moments of the stored samples replace the running moments during each evaluation
     (`contnorm.reestimate`), and the running moments are restored afterwards. Training is not affected. An empty
@@ -64,10 +65,6 @@ class NormPlugin(SupervisedPlugin):
             its first plugin with a buffer; a plugin or a storage policy whose buffer is used; None for running moments.
         weights: Function of a batch of the buffer that returns one weight per sample, as in `contnorm.reestimate`.
         **options: Arguments of the new norm, such as ``num_groups=8``.
-
-    Raises:
-        ValueError: For norms that Avalanche's loops can't train: those that need tags of the batch (``adab2n``,
-            ``tbbn``, ``bnt``).
 
     Example:
         >>> plugin = NormPlugin("cn", reestimate_from="buffer", num_groups=8)
@@ -83,12 +80,6 @@ class NormPlugin(SupervisedPlugin):
         **options: Any,
     ) -> None:
         super().__init__()
-        if to is not None:
-            norm = resolve_norm(to, {})[0]
-            if getattr(norm_class(norm, min(norm.layers or DIMS)), "needs_tags", False):
-                raise ValueError(
-                    f"NormPlugin: {norm.name!r} needs tags of samples, which Avalanche's loops do not give."
-                )
         self.to, self.reestimate_from, self.weights, self.options = to, reestimate_from, weights, options
         self._converted: list[nn.Module] = []
         self._moments: Reestimated | None = None
@@ -142,11 +133,12 @@ class NormPlugin(SupervisedPlugin):
 class NormEffect(PluginMetric[float]):
     """Metric of the cross-task normalization effect: the accuracy that exact moments would add in each evaluation.
 
-    The model is evaluated a second time, with exact moments of training data in place of the running moments; weights
-    do not change. The effect is the accuracy with exact moments minus the accuracy of the evaluation, as fractions like
-    Avalanche's accuracies, so that ``Top1_Acc_Exp`` plus the effect is the accuracy with exact moments. It is positive
-    if the moments that the evaluation uses make the model forget. Those are the running moments, or, with a
-    `NormPlugin`, the moments of the buffer: then the effect is what remains. It is 0 for models without moments.
+    The model is evaluated a second time, with exact moments of the training data of all experiences so far (BN*) in
+    place of the running moments; weights do not change. The effect is the accuracy with exact moments minus the
+    accuracy of the evaluation, as fractions like Avalanche's accuracies, so ``Top1_Acc_Exp`` plus the effect is the
+    accuracy with exact moments. It is positive if the moments that the evaluation uses make the model forget. Those are
+    the running moments, or, with a `NormPlugin`, the moments of the buffer: then the effect is what remains. It is 0
+    for models without moments.
 
     Logged values, with the names of Avalanche's metrics:
 
@@ -157,10 +149,6 @@ class NormEffect(PluginMetric[float]):
     not fit into memory; limit it with ``samples`` if that takes too long.
 
     Args:
-        moments: ``"all"`` for the moments of the training data of all experiences so far (BN*, as ``oracle`` in
-            `contnorm.diagnose`); ``"task"`` for those of the evaluated experience's own training data (as ``own``
-            there), which are logged for trained experiences only, as ``TaskNormEffect_Exp`` and
-            ``TaskNormEffect_Stream``.
         samples: Number of training samples of each experience that moments are computed from, evenly spaced over its
             data; None for all.
 
@@ -172,10 +160,10 @@ class NormEffect(PluginMetric[float]):
         >>> evaluator = EvaluationPlugin(*metrics, loggers=[InteractiveLogger()])
     """
 
-    def __init__(self, moments: Literal["all", "task"] = "all", *, samples: int | None = None) -> None:
+    def __init__(self, *, samples: int | None = None) -> None:
         super().__init__()
-        self.moments, self.samples = moments, samples
-        self._data: dict[int, dict[int, Any]] = {}  # training data by experience, and by part of it in online streams
+        self.samples = samples
+        self._data: dict[int, Any] = {}  # training data by experience
         self.reset()
 
     def reset(self) -> None:
@@ -189,14 +177,14 @@ class NormEffect(PluginMetric[float]):
         return (self._exact - self._used) / self._count if self._count else None
 
     def __str__(self) -> str:
-        return "NormEffect" if self.moments == "all" else "TaskNormEffect"
+        return "NormEffect"
 
     def before_training_exp(self, strategy: Any) -> None:
         """Remember the training data of the experience, once if it is trained several times."""
         experience, data = strategy.experience, strategy.experience.dataset
         if self.samples is not None and len(data) > self.samples:
             data = data.subset(np.linspace(0, len(data) - 1, self.samples).astype(int).tolist())
-        self._data.setdefault(_experience_id(experience), {})[int(experience.current_experience)] = data
+        self._data[int(experience.current_experience)] = data
 
     def before_eval(self, strategy: Any) -> None:
         """Start a new evaluation."""
@@ -213,18 +201,18 @@ class NormEffect(PluginMetric[float]):
 
     def after_eval_exp(self, strategy: Any) -> list[Any] | None:
         """Evaluate the experience with exact moments, and log the effect."""
-        own = self._data.get(_experience_id(strategy.experience), {})
-        parts = [part for each in (self._data.values() if self.moments == "all" else [own]) for part in each.values()]
-        if not parts or not self._seen:
+        if not self._data or not self._seen:
             return None
         exact = self._correct
         if keeps_moments(strategy.model):
-            moments = self._exact_moments or _measured(strategy, parts)
-            self._exact_moments = moments if self.moments == "all" else None
-            layers = {name: strategy.model.get_submodule(name) for name in moments}
+            if self._exact_moments is None:
+                batches = ChainedBatches([_batches_of(strategy, data) for data in self._data.values()])
+                with reestimate(strategy.model, batches, call=_forward_on(strategy.device), frozen="lift") as done:
+                    self._exact_moments = {name: (each.new_mean, each.new_var) for name, each in done.moments.items()}
+            layers = {name: strategy.model.get_submodule(name) for name in self._exact_moments}
             old = read_moments(layers)
             try:
-                write_moments(layers, moments)
+                write_moments(layers, self._exact_moments)
                 exact = _evaluate(strategy)
             finally:
                 write_moments(layers, old)
@@ -239,18 +227,6 @@ class NormEffect(PluginMetric[float]):
     def _value(self, strategy: Any, level: str, value: float) -> Any:
         name = get_metric_name(f"{self}_{level}", strategy, add_experience=level == "Exp", add_task=True)
         return MetricValue(self, name, value, strategy.clock.train_iterations)
-
-
-def _experience_id(experience: Any) -> int:
-    """Return the number of an experience; for a part of one in an online stream, that of the whole experience."""
-    return int(getattr(experience, "origin_experience", experience).current_experience)
-
-
-def _measured(strategy: Any, parts: Sequence[Any]) -> dict[str, Moments]:
-    """Return the exact moments of data sets, by layer; the model keeps its own."""
-    batches = ChainedBatches([_batches_of(strategy, data) for data in parts])
-    with reestimate(strategy.model, batches, call=_forward_on(strategy.device), frozen="lift") as done:
-        return {name: (layer.new_mean, layer.new_var) for name, layer in done.moments.items()}
 
 
 def _evaluate(strategy: Any) -> int:

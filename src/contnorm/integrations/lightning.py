@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from statistics import fmean
 from typing import Any, Literal
 
@@ -17,14 +18,13 @@ from contnorm.convert.conversion import convert_sync, needs_sync, norm_layers, r
 from contnorm.convert.detect import DetectedNorm
 from contnorm.convert.spec import apply_norm_spec, norm_spec
 from contnorm.diagnosis.measure import ByTask, Diagnosis, diagnose
-from contnorm.integrations.training_data import Batches, all_processes, generators_restored, select_batches
 from contnorm.moments.freeze import freeze_stats
-from contnorm.moments.reestimate import Call, Reestimated, call_on_batch, reestimate
+from contnorm.moments.reestimate import Call, Reestimated, call_on_batch, generators_restored, reestimate
 
 __all__ = ["SPEC_KEY", "FreezeMoments", "NormEffect", "ReestimateMoments", "SavesNorms", "SyncNorms"]
 
 SPEC_KEY = "contnorm_norms"  # in a checkpoint
-When = Literal["validation", "test", "predict", "fit_end"]
+When = Literal["validation", "test", "predict"]
 
 
 class SyncNorms(LayerSync):
@@ -88,8 +88,7 @@ class ReestimateMoments(Callback):
     Args:
         batches: A number of batches of the train dataloader, in each process; batches that can be iterated repeatedly;
             or a function without arguments that returns these, called each time.
-        when: When to re-estimate: before ``"validation"``, before ``"test"``, before ``"predict"``, at ``"fit_end"``,
-            or several of these.
+        when: When to re-estimate: before ``"validation"``, ``"test"`` or ``"predict"``, or several of these.
         restore: Whether to restore the running moments after the evaluation. By default the new moments stay, so that
             a checkpoint saved after validation has the moments that were validated. Training continues to update them.
         call: A function ``call(module, batch)`` that runs the module on a batch, if the default of `reestimate` does
@@ -99,7 +98,7 @@ class ReestimateMoments(Callback):
 
     def __init__(
         self,
-        batches: Batches,
+        batches: int | Iterable[Any] | Callable[[], Iterable[Any]],
         *,
         when: When | Collection[When] = ("validation", "test"),
         restore: bool = False,
@@ -120,10 +119,6 @@ class ReestimateMoments(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._reestimate("predict", trainer, pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._reestimate("fit_end", trainer, pl_module)
-        self._reestimated = None  # there is no evaluation after which to restore
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restore()
 
@@ -140,12 +135,14 @@ class ReestimateMoments(Callback):
         if when not in self.when:
             return
         with _undisturbed(trainer):
-            data = select_batches(self.batches, lambda: _training_batches(trainer))
+            data = self.batches() if callable(self.batches) else self.batches
+            if isinstance(data, int):
+                data = list(islice(_training_batches(trainer), data))
             self._reestimated = reestimate(
                 module,
                 _OnDevice(data, trainer, module),
                 call=_in_precision(trainer, self.call),
-                process_group=all_processes(),
+                process_group=torch.distributed.group.WORLD,  # None for a single process
                 **self.options,
             )
 

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from types import EllipsisType
 from typing import Any, ClassVar
 
 import timm.layers
-import torch
 from timm.layers import BatchNormAct2d, create_act_layer, create_norm, create_norm_act
 from torch import Tensor, nn
 
@@ -39,19 +37,12 @@ class _NormAct(NormLayer):
 
     Args:
         num_features: Number of channels.
-        eps: Value added to the variance. Default: that of the norm.
-        momentum: Weight of a batch in the running moments. Default: that of the norm. Norms without running moments
-            ignore it.
-        affine: Whether the layer has weight and bias.
-        track_running_stats: Whether to keep running moments. Norms without running moments ignore it.
         apply_act: Whether to apply the activation.
         act_layer: The activation: a class, a function that creates it, or a name of timm's. None for no activation.
         act_kwargs: Arguments of the activation.
         inplace: Whether the activation overwrites the output of the norm.
         drop_layer: Class of the layer between norm and activation; None for none.
-        device: Device of parameters and buffers.
-        dtype: Dtype of parameters and buffers.
-        **options: Arguments that only this norm has, such as ``num_groups``.
+        **options: Arguments of the norm. Those that only other norms have, such as the momentum, are ignored.
     """
 
     normalizes_as: ClassVar[type[nn.Module]]
@@ -61,30 +52,16 @@ class _NormAct(NormLayer):
     def __init__(
         self,
         num_features: int,
-        eps: float | EllipsisType = ...,
-        momentum: float | EllipsisType | None = ...,
-        affine: bool = True,
-        track_running_stats: bool = True,
+        *,
         apply_act: bool = True,
         act_layer: str | type[nn.Module] | Callable[..., nn.Module] | None = nn.ReLU,
         act_kwargs: Mapping[str, Any] | None = None,
         inplace: bool = True,
         drop_layer: Callable[[], nn.Module] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        usual = {
-            "eps": eps,
-            "momentum": momentum,
-            "affine": affine,
-            "track_running_stats": track_running_stats,
-            "device": device,
-            "dtype": dtype,
-        }
-        allowed = layer_parameters(self.normalizes_as)
-        arguments = {name: value for name, value in usual.items() if name in allowed and value is not ...}
-        super().__init__(num_features, **{**arguments, **options})
+        absent = {"eps", "momentum", "affine", "track_running_stats"} - set(layer_parameters(self.normalizes_as))
+        super().__init__(num_features, **{name: value for name, value in options.items() if name not in absent})
         self.drop = nn.Identity() if drop_layer is None else drop_layer()
         act = create_act_layer(act_layer, **{"inplace": inplace, **(act_kwargs or {})}) if apply_act else None
         self.act = nn.Identity() if act is None else act

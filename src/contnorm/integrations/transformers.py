@@ -9,8 +9,9 @@ built and before its weights are loaded; all else is left to the ``from_pretrain
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
 from contnorm.convert.spec import apply_norm_spec, norm_spec
-from contnorm.integrations.training_data import Batches, all_processes, generators_restored, select_batches
-from contnorm.moments.reestimate import Call, call_on_batch, reestimate
+from contnorm.moments.reestimate import Call, call_on_batch, generators_restored, reestimate
 from contnorm.norms.renorm import BatchRenormBase
 
 __all__ = ["CONFIG_KEY", "MomentsTrainer", "from_pretrained", "record_norms"]
@@ -131,7 +131,7 @@ class MomentsTrainer:
     def __init__(
         self,
         *args: Any,
-        moments_batches: Batches = 32,
+        moments_batches: int | Iterable[Any] | Callable[[], Iterable[Any]] = 32,
         restore_moments: bool = False,
         moments_call: Call | None = None,
         **kwargs: Any,
@@ -168,8 +168,11 @@ class MomentsTrainer:
             yield
             return
         with generators_restored():
-            data = select_batches(self.moments_batches, self._train_batches)
-            moments = reestimate(self.model, data, call=self._call_model, process_group=all_processes())
+            data = self.moments_batches() if callable(self.moments_batches) else self.moments_batches
+            if isinstance(data, int):
+                data = list(islice(self._train_batches(), data))
+            group = torch.distributed.group.WORLD  # None for a single process
+            moments = reestimate(self.model, data, call=self._call_model, process_group=group)
         self._has_moments = True
         try:
             yield

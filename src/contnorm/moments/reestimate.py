@@ -19,8 +19,10 @@ the biased one times n / (n - 1), with the effective number of values n = (sum o
 from __future__ import annotations
 
 import inspect
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
@@ -211,6 +213,36 @@ class ChainedBatches:
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))  # type: ignore[arg-type]
+
+
+@contextmanager
+def generators_restored(*owners: object) -> Iterator[None]:
+    """Restore the global generators of Python, NumPy and torch on exit, and the generators of some objects.
+
+    Args:
+        *owners: Objects such as a DataLoader and its sampler, with a ``torch.Generator`` in ``generator``, or without.
+
+    Example:
+        >>> before = torch.random.get_rng_state()
+        >>> with generators_restored():
+        ...     _ = torch.randn(3)
+        >>> torch.equal(torch.random.get_rng_state(), before)
+        True
+    """
+    generators = [g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)]
+    states = [generator.get_state() for generator in generators]
+    numpy: Any = sys.modules.get("numpy")  # not a dependency of the norms
+    state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+        for generator, old in zip(generators, states, strict=True):
+            generator.set_state(old)
 
 
 # --- how a model is run on a batch ----------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ from contnorm.bench.records import DIVERGED, Record, Runs
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import PublishedNumber, published
-from contnorm.paper.recipe import DIMENSIONS, VIEWS, Recipe, RunGrid, View, drift_parts
+from contnorm.paper.recipe import DIMENSIONS, VIEWS, Recipe, RunGrid, View
+from contnorm.paper.text import drift_parts
 from contnorm.registry import find_norm, numbered_name
 
 OF_NORM = ("groups", "momentum", "schedule", "freeze_after")  # dimensions that belong to the norm of a cell

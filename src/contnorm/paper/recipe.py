@@ -1,4 +1,4 @@
-"""Recipes: tables and figures of a paper as data, read from TOML files; and the names of their scores.
+"""Recipes: tables and figures of a paper as data, read from TOML files.
 
 A recipe defines runs as grids of streams, strategies, norms and memory sizes, their shared settings, the scores to
 compare with published numbers, and the claims of the paper. Pydantic checks every key and type of a file.
@@ -20,36 +20,12 @@ from contnorm.bench.components import is_user_code
 from contnorm.bench.config.defaults import apply_defaults, refuse_code
 from contnorm.bench.config.schema import from_dict, parse_toml, read_toml_text, show_value
 from contnorm.bench.label_metrics import LABEL_SCORES
-from contnorm.bench.metrics import SCORE_TITLES, SCORES
+from contnorm.bench.metrics import SCORES
 from contnorm.bench.strategies import STRATEGIES
 from contnorm.errors import UserError, unknown
 from contnorm.paper.published import RUNS, PublishedNumber, PublishedRow
+from contnorm.paper.text import DRIFT, OTHER_TITLES, drift_parts
 from contnorm.registry import find_norm
-
-DRIFT = ("drift_mean_1", "drift_mean_2", "drift_var_1", "drift_var_2")  # later layers have higher numbers
-OTHER_TITLES = {"extra_time": "time over BN, %", "acc_so_far": "ACC so far", "parameters": "parameters"}
-
-
-def drift_parts(name: str) -> tuple[str, int] | None:
-    """Moment and index of the norm layer of a drift score, counted from 0; None for other scores.
-
-    Example:
-        >>> drift_parts("drift_var_2"), drift_parts("acc")
-        (('var', 1), None)
-    """
-    match = re.fullmatch(r"drift_(mean|var)_([1-9]\d*)", name)
-    return (match[1], int(match[2]) - 1) if match else None
-
-
-def score_title(name: str) -> str:
-    """Column title of a score; forgetting scores other than the paper's keep their name.
-
-    Example:
-        >>> score_title("fm"), score_title("fm_mammoth"), score_title("drift_var_2")
-        ('FM', 'fm_mammoth', 'var of layer 2')
-    """
-    parts = drift_parts(name)
-    return f"{parts[0]} of layer {parts[1] + 1}" if parts else {**SCORE_TITLES, **OTHER_TITLES}.get(name, name)
 
 
 def _score(name: str) -> str:

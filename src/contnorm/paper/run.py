@@ -260,7 +260,8 @@ class _Table:
         seeds = self.seeds if variant.rule is None else FRESH_SEEDS
         cells = index.measure({one.cell: configs[one.cell] for one in variant.cells}, seeds, numerics)
         shown = self.selected(cells)
-        return replace(variant, cells=shown, others=[one for one in cells if one not in shown])
+        others = [one for one in cells if one not in shown]
+        return replace(variant, cells=shown, others=others, filtered=bool(self.options.only))
 
     def result(self) -> TableResult:
         """The cells with their records.

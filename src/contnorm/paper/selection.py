@@ -204,6 +204,7 @@ class TableVariant:
         unchosen: Number of cells that are left out because no learning rate was chosen for them.
         replaces: Title of the variant with exploratory seeds whose claims this one decides anew with fresh seeds; None
             for a variant with exploratory seeds.
+        filtered: Whether cells of the recipe are left out by a filter.
     """
 
     title: str
@@ -213,6 +214,7 @@ class TableVariant:
     others: Sequence[MeasuredCell] = ()
     unchosen: int = 0
     replaces: str | None = None
+    filtered: bool = False
 
     @cached_property
     def claims(self) -> tuple[ClaimResult, ...]:
@@ -225,9 +227,9 @@ class TableVariant:
         return any(one.run for one in self.cells)
 
     @property
-    def missing(self) -> list[str]:
-        """Labels of the cells that were not run."""
-        return [one.cell.label for one in self.cells if not one.run]
+    def complete(self) -> bool:
+        """Whether all its cells were run."""
+        return all(one.run for one in self.cells) and not self.filtered
 
 
 def variants_of(recipe: Recipe, selection: Selection | None) -> list[TableVariant]:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["MOST_CURVES", "curves_over_tasks", "paired_differences", "score_by_rate", "svg_of"]
-
 MOST_CURVES = 9  # in one figure; more can't be distinguished
 WIDTH, HEIGHT = 500, 320  # pixels
 LONGEST_NAME = 60  # characters of a name in a legend or at a row

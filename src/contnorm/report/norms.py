@@ -8,28 +8,25 @@ best one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import combinations
+from statistics import fmean, stdev
 from typing import Any
-
-import pandas as pd
 
 from contnorm.bench.comparison import compare_scores
 from contnorm.bench.config.defaults import changed, run_names
 from contnorm.bench.config.schema import RunConfig, flatten_settings, format_settings, format_value
-from contnorm.bench.label_metrics import label_score, mean_ap
-from contnorm.bench.metrics import MAIN_SCORES, acc_so_far, score
+from contnorm.bench.label_metrics import LabelMatrix, mean_ap
+from contnorm.bench.metrics import MAIN_SCORES, acc_so_far
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import Verdict, decide_family
 from contnorm.paper.cells import moments_label
-from contnorm.paper.recipe import score_title
-from contnorm.paper.tables import data_part, data_remarks, spread
+from contnorm.paper.text import data_part, data_remarks, score_title, spread
 from contnorm.report.figures import MOST_CURVES, curves_over_tasks, paired_differences, score_by_rate
+from contnorm.report.runs import score_of
 from contnorm.report.tables import Document, Table
-
-__all__ = ["Experiment", "Setting", "comparison", "experiments_of"]
 
 SCORES, LABEL_SCORES = MAIN_SCORES, ("map", "c_f1", "o_f1")  # the first one selects the best setting
 EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.updates", "train.max_steps")
@@ -56,6 +53,7 @@ HOW_PAIRED = (
 EXACT_MOMENTS = "An asterisk marks evaluation with exact moments instead of running ones."
 
 Key = tuple[tuple[str, str], ...]
+Figure = Callable[[], str]
 
 
 @dataclass
@@ -84,17 +82,16 @@ class Setting:
         """Whether it is evaluated with exact moments, which are not available in practice."""
         return self.norm.endswith("*")
 
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """The rows by seed."""
-        return pd.DataFrame.from_dict(self.rows, orient="index").sort_index()
+    def scores(self, name: str) -> dict[int, Any]:
+        """A score, or ``curve`` or ``record``, by seed."""
+        return {seed: row[name] for seed, row in self.rows.items()}
 
     def column(self, name: str) -> list[Any]:
-        return [self.rows[seed][name] for seed in sorted(self.rows)]
+        return list(self.scores(name).values())
 
     def mean(self, name: str) -> float:
         """Mean of a score over seeds; minus infinity if all diverged."""
-        return float(self.frame[name].mean()) if self.rows else -math.inf
+        return fmean(self.column(name)) if self.rows else -math.inf
 
 
 @dataclass(frozen=True)
@@ -172,12 +169,11 @@ class Experiment:
         chosen, name = self.chosen, self.score_names[0]
         few = len(chosen) <= MOST_FOR_ALL_PAIRS
         pairs = list(combinations(chosen, 2) if few else ((chosen[0], other) for other in chosen[1:]))
-        alone = {}
-        for number, (a, b) in enumerate(pairs):
-            if a.rows.keys() & b.rows.keys():
-                first, second = ({seed: float(row[name]) for seed, row in one.rows.items()} for one in (a, b))
-                lost = a.diverged | b.diverged
-                alone[number] = compare_scores(first, second, name, (a.norm, b.norm), diverged=lost)
+        alone = {
+            i: compare_scores(a.scores(name), b.scores(name), name, (a.norm, b.norm), diverged=a.diverged | b.diverged)
+            for i, (a, b) in enumerate(pairs)
+            if a.rows.keys() & b.rows.keys()
+        }
         family = decide_family(alone)
         return [(a, b, family.get(number)) for number, (a, b) in enumerate(pairs)]
 
@@ -228,16 +224,22 @@ def experiments_of(runs: Runs) -> list[Experiment]:
         if (key := _experiment_key(record.config)) in settings:
             place, norm, values = _setting_key(record.config, record.config.evaluate.moments)
             settings[key].setdefault(place, Setting(norm, values)).diverged.add(record.seed)
-    titles = _titles(configs)
-    experiments = []
+    for setting in (setting for some in settings.values() for setting in some.values()):
+        setting.rows = dict(sorted(setting.rows.items()))
+    titles, experiments = _titles(configs), []
     for key, some in settings.items():
-        data, validation = _validation_data(configs[key]), _validation_settings(key, settings, configs)
-        first = next(row for setting in some.values() for row in setting.rows.values())
+        data, own = _validation_data(configs[key]), list(some.values())
+        first = next(row for setting in own for row in setting.rows.values())
         name = next(one for one in (SCORES[0], LABEL_SCORES[0]) if one in first)
-        norms = dict.fromkeys(setting.norm for setting in some.values())
-        best = [_best(norm, list(some.values()), data, validation, name) for norm in norms]
+        validation = "", list[Setting]()  # of an experiment that differs in the samples of the scores alone
+        for other in settings if not data else ():
+            same = {item for item in {*other} ^ {*key} if item[0] not in PART_KEYS} == set()
+            if same and (of := _validation_data(configs[other])):
+                validation = of, list(settings[other].values())
+                break
+        best = [_best(norm, own, data, validation, name) for norm in dict.fromkeys(setting.norm for setting in own)]
         best.sort(key=lambda one: (one.norm.endswith("*"), -one.setting.mean(name) if one.setting else math.inf))
-        experiments.append(Experiment(titles[key], configs[key], list(some.values()), data, best))
+        experiments.append(Experiment(titles[key], configs[key], own, data, best))
     return sorted(experiments, key=lambda one: (bool(one.validation), len(one.best) < 2, one.title))
 
 
@@ -271,14 +273,11 @@ def _setting_key(config: RunConfig, moments: str) -> tuple[Key, str, dict[str, A
 
 def _evaluations(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
     """Scores, and the curve over tasks, by the moments of the evaluation."""
-    if record.multi_label:
-        for moments, counts in record.evaluated.items():
-            scores = {name: label_score(counts, name) for name in LABEL_SCORES}
-            yield moments, {**scores, "curve": [mean_ap(row) for row in counts.tally], "record": record}
-        return
-    for moments, matrix in record.evaluated.items():
-        scores = {name: score(matrix, name) for name in SCORES}
-        yield moments, {**scores, "curve": acc_so_far(matrix), "record": record}
+    names = LABEL_SCORES if record.multi_label else SCORES
+    for moments, counted in record.evaluated.items():
+        scores: dict[str, Any] = {name: score_of(record, counted, name) for name in names}
+        curve = [mean_ap(row) for row in counted.tally] if isinstance(counted, LabelMatrix) else acc_so_far(counted)
+        yield moments, {**scores, "curve": curve, "record": record}
 
 
 def _titles(configs: Mapping[Key, RunConfig]) -> dict[Key, str]:
@@ -305,19 +304,6 @@ def _validation_data(config: RunConfig) -> str:
     if config.stream.part == "validate":
         return "validation tasks"
     return "" if config.stream.holdout is None else "held-out training samples"
-
-
-def _validation_settings(
-    key: Key, settings: Mapping[Key, Mapping[Key, Setting]], configs: Mapping[Key, RunConfig]
-) -> tuple[str, list[Setting]]:
-    """Settings of the validation runs of an experiment, and what they are scored on; none if it is one itself."""
-    for other, some in settings.items() if not _validation_data(configs[key]) else ():
-        same = [item for item in other if item[0] not in PART_KEYS] == [
-            item for item in key if item[0] not in PART_KEYS
-        ]
-        if same and _validation_data(configs[other]):
-            return _validation_data(configs[other]), list(some.values())
-    return "", []
 
 
 def _best(
@@ -379,36 +365,10 @@ def headline(experiment: Experiment) -> str:
 
 
 def _tables(experiment: Experiment, number: int) -> Iterator[Table]:
-    folded = number > MOST_DRAWN
-    figures = [] if folded else list(_figures(experiment))
-    title, label = experiment.title, _curve_label(experiment)
-    yield Table(
-        f"{title}: best setting of each norm",
-        *_best_rows(experiment),
-        notes=list(_notes(experiment)),
-        lead=headline(experiment),
-        figures=figures,
-        folded=folded,
-        name=f"experiment-{number}",
-    )
-    if experiment.differences:
-        few = len(experiment.chosen) <= MOST_FOR_ALL_PAIRS
-        note = f"{experiment.chosen[0].norm}, the first norm above, minus each other norm."
-        heads = ["difference", "points", "interval", "seeds", "verdict"]
-        rows = [_difference_row(experiment, *one) for one in experiment.differences]
-        yield Table(f"{title}: paired differences", heads, rows, [] if few else [note], folded=folded)
-    drawn, total = _drawn(experiment), len(_candidates(experiment))
-    part = f", the {len(drawn)} highest of {total} settings" if total > len(drawn) else ""
-    points = {name: [list(values) for values in zip(*one.column("curve"), strict=False)] for name, one in drawn.items()}
-    tasks = max(map(len, points.values()), default=0)
-    rows = [[name, *map(spread, some), *["-"] * (tasks - len(some))] for name, some in points.items()]
-    heads = ["setting", *(f"task {task + 1}" for task in range(tasks))]
-    yield Table(f"{title}: {label} after each task{part}", heads, rows, folded=True)
-    if len(experiment.rates) > 1:
-        yield Table(f"{title}: {experiment.title_of_score} by learning rate", *_rate_rows(experiment), folded=True)
-
-
-def _best_rows(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
+    folded, title = number > MOST_DRAWN, experiment.title
+    curves, drawn = _curves(experiment)
+    rates, rates_drawn = _rates(experiment)
+    pairs, pairs_drawn = _pairs(experiment)
     others = any(len(experiment.values(setting)) > 1 for setting in experiment.chosen)
     heads = ["norm", "lr", *map(score_title, experiment.score_names), "seeds", *(["other settings"] if others else [])]
     rows = []
@@ -420,16 +380,78 @@ def _best_rows(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
             more = ", ".join(experiment.values(setting)[1:]) or "-"
             cells = [f"{setting.lr:g}", *scores, str(len(setting.rows)), *([more] if others else [])]
         rows.append([best.norm, *cells, str(best.tried), best.chosen_on])
-    return [*heads, "settings tried", "chosen on"], rows
+    yield Table(
+        f"{title}: best setting of each norm",
+        [*heads, "settings tried", "chosen on"],
+        rows,
+        notes=list(_notes(experiment)),
+        lead=headline(experiment),
+        figures=[] if folded else [*drawn, *rates_drawn, *pairs_drawn],
+        folded=folded,
+        name=f"experiment-{number}",
+    )
+    if experiment.differences:
+        yield replace(pairs, folded=folded)
+    yield curves
+    if len(experiment.rates) > 1:
+        yield rates
 
 
-def _difference_row(experiment: Experiment, a: Setting, b: Setting, verdict: Verdict | None) -> list[str]:
-    name = _difference_name(experiment, a, b)
-    if verdict is None:
-        return [name, "-", "-", "0", "no shared seeds"]
-    interval, seeds = verdict.interval or verdict.uncorrected, verdict.seeds or len(verdict.differences)
-    outcome = verdict.outcome if verdict.outcome in ("equivalent", "undecided") else f"{a.norm} is {verdict.outcome}"
-    return [name, f"{verdict.mean:+.2f}", str(interval or "-"), str(seeds), outcome]
+def _pairs(experiment: Experiment) -> tuple[Table, list[Figure]]:
+    """Table and figure of the paired differences."""
+    rows, differences = [], {}
+    for a, b, verdict in experiment.differences:
+        name, cells = _difference_name(experiment, a, b), ["-", "-", "0", "no shared seeds"]
+        if verdict is not None:
+            differences[name] = list(verdict.differences.values())
+            interval, seeds = verdict.interval or verdict.uncorrected, verdict.seeds or len(verdict.differences)
+            known = verdict.outcome in ("equivalent", "undecided")
+            outcome = verdict.outcome if known else f"{a.norm} is {verdict.outcome}"
+            cells = [f"{verdict.mean:+.2f}", str(interval or "-"), str(seeds), outcome]
+        rows.append([name, *cells])
+    title, unit = f"{experiment.title}: paired differences", f"points of {experiment.title_of_score}"
+    few = len(experiment.chosen) <= MOST_FOR_ALL_PAIRS
+    notes = [] if few else [f"{experiment.chosen[0].norm}, the first norm above, minus each other norm."]
+    draw = partial(paired_differences, differences, f"{title} at the best settings", unit)
+    heads = ("difference", "points", "interval", "seeds", "verdict")
+    return Table(title, heads, rows, notes), [draw] if differences else []
+
+
+def _curves(experiment: Experiment) -> tuple[Table, list[Figure]]:
+    """Table and figure of the scores after each task: of the best settings, or of all settings of a single norm."""
+    shown = experiment.chosen
+    if len(shown) == 1:
+        finished = [one for one in experiment.settings if one.rows]
+        shown = sorted(finished, key=lambda one: -one.mean(experiment.score_names[0]))
+    part = f", the {MOST_CURVES} highest of {len(shown)} settings" if len(shown) > MOST_CURVES else ""
+    curves = {experiment.name(setting): setting.column("curve") for setting in shown[:MOST_CURVES]}
+    points = {name: [list(values) for values in zip(*some, strict=False)] for name, some in curves.items()}
+    tasks = max(map(len, points.values()), default=0)
+    rows = [[name, *map(spread, some), *["-"] * (tasks - len(some))] for name, some in points.items()]
+    label = "mAP" if experiment.score_names is LABEL_SCORES else "accuracy"
+    title, heads = f"{experiment.title}: {label} after each task", ["setting", *(f"task {i + 1}" for i in range(tasks))]
+    draw = partial(curves_over_tasks, curves, title, f"{label} on the tasks so far (percent)")
+    return Table(f"{title}{part}", heads, rows, folded=True), [draw]
+
+
+def _rates(experiment: Experiment) -> tuple[Table, list[Figure]]:
+    """Table and figure of the score of each norm at each learning rate."""
+    rows, points, name = [], {}, experiment.score_names[0]
+    for norm in [setting.norm for setting in experiment.chosen]:
+        by_rate, cells = experiment.best_by_rate(norm), []
+        for rate in experiment.rates:
+            one = by_rate.get(rate)
+            text = "-" if one is None else spread(one.column(name)) if one.rows else "diverged"
+            cells.append(f"{text}, {len(one.diverged)} diverged" if one and one.rows and one.diverged else text)
+        rows.append([norm, *cells])
+        finished = {rate: one.column(name) for rate, one in by_rate.items() if one.rows}
+        deviations = {rate: stdev(some) if len(some) > 1 else 0.0 for rate, some in finished.items()}
+        points[f"norm={norm}"] = [(rate, fmean(some), deviations[rate]) for rate, some in finished.items()]
+    title = f"{experiment.title}: {experiment.title_of_score} by learning rate"
+    shown = dict(list(points.items())[:MOST_CURVES])
+    draw = partial(score_by_rate, shown, title, f"{experiment.title_of_score} (percent)")
+    heads = ["norm", *(f"lr={rate:g}" for rate in experiment.rates)]
+    return Table(title, heads, rows, folded=True), [draw] if len(experiment.rates) > 1 else []
 
 
 def _difference_name(experiment: Experiment, a: Setting, b: Setting) -> str:
@@ -485,57 +507,3 @@ def _selection_note(experiment: Experiment) -> str:
         )
     data = " and ".join(sorted(chosen_on - {ONE_SETTING}))
     return f"Settings were chosen by {name} on {data}; the scores are on the test tasks."
-
-
-def _curve_label(experiment: Experiment) -> str:
-    return "mAP" if experiment.score_names is LABEL_SCORES else "accuracy"
-
-
-def _candidates(experiment: Experiment) -> list[Setting]:
-    """The best setting of each norm; of a single norm all settings, from the highest mean to the lowest."""
-    if len(experiment.chosen) != 1:
-        return experiment.chosen
-    finished = [one for one in experiment.settings if one.rows]
-    return sorted(finished, key=lambda one: -one.mean(experiment.score_names[0]))
-
-
-def _drawn(experiment: Experiment) -> dict[str, Setting]:
-    """Settings whose curves are shown, by name."""
-    return {experiment.name(setting): setting for setting in _candidates(experiment)[:MOST_CURVES]}
-
-
-def _rate_rows(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows: the score of each norm at each learning rate."""
-    rows, name = [], experiment.score_names[0]
-    for norm in [setting.norm for setting in experiment.chosen]:
-        by_rate, cells = experiment.best_by_rate(norm), []
-        for rate in experiment.rates:
-            one = by_rate.get(rate)
-            text = "-" if one is None else spread(one.column(name)) if one.rows else "diverged"
-            cells.append(f"{text}, {len(one.diverged)} diverged" if one and one.rows and one.diverged else text)
-        rows.append([norm, *cells])
-    return ["norm", *(f"lr={rate:g}" for rate in experiment.rates)], rows
-
-
-def _figures(experiment: Experiment) -> Iterator[Any]:
-    """Functions that draw the figures of an experiment."""
-    title, name, label = experiment.title, experiment.score_names[0], _curve_label(experiment)
-    curves = {legend: setting.column("curve") for legend, setting in _drawn(experiment).items()}
-    what = f"{label} on the tasks so far (percent)"
-    yield partial(curves_over_tasks, curves, f"{title}: {label} after each task", what)
-    if len(experiment.rates) > 1:
-        points = {}
-        for norm in [setting.norm for setting in experiment.chosen][:MOST_CURVES]:
-            finished = {rate: one.frame[name] for rate, one in experiment.best_by_rate(norm).items() if one.rows}
-            spreads = [(rate, some.mean(), 0.0 if len(some) == 1 else some.std()) for rate, some in finished.items()]
-            points[f"norm={norm}"] = spreads
-        what = f"{experiment.title_of_score} (percent)"
-        yield partial(score_by_rate, points, f"{title}: {experiment.title_of_score} by learning rate", what)
-    pairs = {
-        _difference_name(experiment, a, b): list(verdict.differences.values())
-        for a, b, verdict in experiment.differences
-        if verdict is not None
-    }
-    if pairs:
-        unit = f"points of {experiment.title_of_score}"
-        yield partial(paired_differences, pairs, f"{title}: paired differences at the best settings", unit)

@@ -23,11 +23,12 @@ from contnorm.bench.config.schema import RunConfig, flatten_settings, merge_sett
 from contnorm.bench.records import Record, Runs, load_runs
 from contnorm.bench.sequential import FIRST_SEED
 from contnorm.paper import selection as chosen_rates
-from contnorm.paper import tables as texts
+from contnorm.paper import tables as rows_of
+from contnorm.paper import text as texts
 from contnorm.paper.cells import MeasuredCell, RecordIndex, cells_of
 from contnorm.paper.claims import ClaimCase, ClaimResult, StagedRule, comparisons_of, published_values
 from contnorm.paper.published import RUNS
-from contnorm.paper.recipe import Recipe, drift_parts, find_recipe, recipe_names, score_title
+from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
 from contnorm.paper.selection import CHOSEN, ONE_FOR_ALL, Selection, TableVariant
 from contnorm.report.figures import MOST_CURVES, curves_over_tasks, paired_differences
 from contnorm.report.tables import Document, Table
@@ -223,15 +224,23 @@ def _command(name: str, records: Sequence[Record]) -> str:
 def section_document(section: Section) -> Document:
     """Document of a table or figure: our results next to the paper's, the missing runs, and the claims."""
     recipe = section.recipe
-    tables = [table for variant in section.variants if variant.run for table in _tables(section, variant)]
+    tables = [table for variant in section.variants if variant.run for table in tables_of(section, variant)]
     for title, selection in section.selections.items():
         if selection.selected:
             tables.append(Table(title, *_grid_rows(selection), [GRID_NOTE], folded=True))
-    notes = [*([recipe.note] if recipe.note else []), *texts.forgetting_definitions(list(recipe.scores.values()))]
+    notes = [*([recipe.note] if recipe.note else []), *rows_of.forgetting_definitions(list(recipe.scores.values()))]
     return Document(recipe.name, table_title(recipe), tables, notes, section.command)
 
 
-def _tables(section: Section, variant: TableVariant) -> Iterator[Table]:
+def tables_of(section: Section, variant: TableVariant, *, judged: bool = True, claims: bool = True) -> Iterator[Table]:
+    """Tables of a variant: scores beside published numbers, remarks, cells that were not run, and claims.
+
+    Args:
+        section: The section of the variant.
+        variant: A variant with runs.
+        judged: False for runs that are not comparable with the paper's, such as smoke tests: without verdicts.
+        claims: Whether to include the claims.
+    """
     suffix, recipe = f" ({variant.title.lower()})" if variant.title else "", section.recipe
     parts: dict[str, list[MeasuredCell]] = {}  # cells that differ only in the norm or in how they are evaluated
     for one in variant.cells:
@@ -239,45 +248,41 @@ def _tables(section: Section, variant: TableVariant) -> Iterator[Table]:
         parts.setdefault(texts.place_title(shared), []).append(one)
     lines = []
     for title, some in parts.items():
-        of_part = (
-            [line for one in some for line in texts.lines_of(variant.recipe, one)] if recipe.kind == "runs" else []
-        )
-        lines += of_part
+        of_part = [line for one in some for line in rows_of.lines_of(variant.recipe, one) if recipe.kind == "runs"]
+        lines += of_part if judged else []
         if any(one.run for one in some):
             heads, rows = _rows(section, some, of_part)
+            if heads == LINE_HEADS and not judged:
+                heads, rows = heads[:5], [row[:5] for row in rows]
             scores = list(recipe.scores.values()) if recipe.kind == "curves" else ["acc_so_far"]
             drawn = recipe.kind == "curves" or "acc" in recipe.scores.values()
             figures = _curve_figures(some, scores, f"{title}{suffix}") if drawn else []
             yield Table(f"{title}{suffix}", heads, rows, figures=figures)
-    notes = texts.table_remarks(variant.recipe, variant.cells, lines)
-    notes += (
-        [f"Left out: the {variant.unchosen} cells for which no learning rate was chosen."] if variant.unchosen else []
-    )
+    notes = rows_of.table_remarks(variant.recipe, variant.cells, lines)
+    if variant.unchosen:
+        notes.append(f"Left out: the {variant.unchosen} cells for which no learning rate was chosen.")
     if notes:
-        judged = any(line.comparison is not None for line in lines)
-        yield Table(f"{'Verdicts' if judged else 'Remarks'}{suffix}", notes=notes)
+        with_verdicts = any(line.comparison is not None for line in lines)
+        yield Table(f"{'Verdicts' if with_verdicts else 'Remarks'}{suffix}", notes=notes)
     missing = {title: [one.cell.norm for one in some if not one.run] for title, some in parts.items()}
     if notes := [f"{title}: {', '.join(norms)}" for title, norms in missing.items() if norms]:
         yield Table(f"Not run{suffix}", notes=notes, folded=True)
-    for decided in variant.claims:
+    for decided in variant.claims if claims else ():
         if decided.cases:
             pairs = {case.what: list(case.paired.differences) for case in decided.cases if case.paired is not None}
-            draw = partial(paired_differences, pairs, decided.claim.says, score_title(decided.claim.score))
-            yield Table(
-                f"{texts.claim_title(decided, complete=not variant.missing)}{suffix}",
-                CASE_HEADS,
-                [
-                    [case.what, *texts.case_numbers(case), str(case.seeds or "none"), texts.case_outcome_text(case)]
-                    for case in decided.cases
-                ],
-                [texts.not_run_text(decided)] if decided.not_run else [],
-                figures=[draw] if 0 < len(pairs) <= MOST_CURVES else [],
-                folded=True,
-            )
+            draw = partial(paired_differences, pairs, decided.claim.says, texts.score_title(decided.claim.score))
+            rows = [
+                [case.what, *texts.case_numbers(case), str(case.seeds or "none"), texts.case_outcome_text(case)]
+                for case in decided.cases
+            ]
+            title = f"{texts.claim_title(decided, complete=variant.complete)}{suffix}"
+            notes = [texts.not_run_text(decided)] if decided.not_run else []
+            figures = [draw] if 0 < len(pairs) <= MOST_CURVES else []
+            yield Table(title, CASE_HEADS, rows, notes, figures=figures, folded=True)
 
 
 def _rows(
-    section: Section, cells: Sequence[MeasuredCell], lines: Sequence[texts.Line]
+    section: Section, cells: Sequence[MeasuredCell], lines: Sequence[rows_of.Line]
 ) -> tuple[Sequence[str], list[list[str]]]:
     """Headings and rows: by task for curves, one row per score beside published numbers, else one row per norm."""
     scores, rows = list(section.recipe.scores.values()), list[list[str]]()
@@ -286,7 +291,7 @@ def _rows(
             for score in scores:
                 curves = list(one.curves(score).values())
                 means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=True)] or [one.empty_text]
-                rows.append([section.row_name(one), score_title(score), str(len(curves)), *means])
+                rows.append([section.row_name(one), texts.score_title(score), str(len(curves)), *means])
         heads = ["norm", "score", "seeds", *(f"task {i + 1}" for i in range(max(map(len, rows)) - 3))]
         return heads, [row + [""] * (len(heads) - len(row)) for row in rows]
     if all(line.published is None for line in lines):
@@ -295,10 +300,10 @@ def _rows(
             by_score = {line.score: line.values for line in lines if line.measured is one}
             texts_of = [texts.spread(by_score[score]) if by_score.get(score) else one.empty_text for score in scores]
             rows.append([section.row_name(one), str(max(map(len, by_score.values()), default=0)), *texts_of])
-        return ["norm", "seeds", *map(score_title, scores)], rows
+        return ["norm", "seeds", *map(texts.score_title, scores)], rows
     for line in lines:
         ours = texts.spread(line.values) if line.values else line.measured.empty_text
-        what = [section.row_name(line.measured), score_title(line.score), str(len(line.values)), ours]
+        what = [section.row_name(line.measured), texts.score_title(line.score), str(len(line.values)), ours]
         rows.append([*what, texts.paper_number(line.published), *texts.verdict_text(line.comparison)])
     return LINE_HEADS, rows
 
@@ -306,12 +311,12 @@ def _rows(
 def _curve_figures(cells: Sequence[MeasuredCell], scores: Sequence[str], title: str) -> list[Any]:
     """Figures of the scores over the tasks."""
     named = {
-        f"{one.cell.norm}{f', {score_title(score)}' if len(scores) > 1 else ''}": list(one.curves(score).values())
+        f"{one.cell.norm}{f', {texts.score_title(score)}' if len(scores) > 1 else ''}": list(one.curves(score).values())
         for one in cells
         for score in scores
     }
     curves = {name: some for name, some in named.items() if some and len(some[0]) > 1}
-    what = "L1 distance to exact moments" if drift_parts(scores[0]) else "accuracy on these tasks (percent)"
+    what = "L1 distance to exact moments" if texts.drift_parts(scores[0]) else "accuracy on these tasks (percent)"
     chunks = [dict(list(curves.items())[i : i + MOST_CURVES]) for i in range(0, len(curves), MOST_CURVES)]
     return [partial(curves_over_tasks, chunk, title, what) for chunk in chunks]
 
@@ -344,7 +349,7 @@ def _claim_row(recipe: Recipe, variant: TableVariant, decided: ClaimResult) -> l
     result = numbers if case.interval else texts.no_interval_reason(case)
     result += f"; {case.note}" if case.note else ""
     held = sum(one.outcome == "holds" for one in decided.cases)
-    outcome = texts.claim_outcome(decided, complete=not variant.missing)
+    outcome = texts.claim_outcome(decided, complete=variant.complete)
     where = table_title(recipe).partition(":")[0]
     by = ", ".join(filter(None, [texts.claim_criterion(decided.claim), variant.title.lower()]))
     cases = f"{held} of {len(decided.cases)}"

@@ -15,21 +15,9 @@ from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix, score
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import FIRST_SEED
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.paper.recipe import score_title
-from contnorm.paper.tables import LABEL_FORGETTING, data_part, data_remarks, divergence_text, spread
+from contnorm.paper.text import LABEL_FORGETTING, data_part, data_remarks, divergence_text, score_title, spread
 from contnorm.registry import find_norm
 from contnorm.report.tables import Document, Table
-
-__all__ = [
-    "GROUPS_SHOWN",
-    "LABEL_SCORES_SHOWN",
-    "SCORES_SHOWN",
-    "accuracy_tables",
-    "divergence_lines",
-    "run_details",
-    "score_tables",
-    "unknown_names",
-]
 
 SCORES_SHOWN = MAIN_SCORES
 LABEL_SCORES_SHOWN = ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map")
@@ -91,7 +79,7 @@ def _rows(
     for record in group:
         for moments, counted in record.evaluated.items():
             for labels in GROUPS_SHOWN if record.multi_label else ("",):
-                values = [_score(record, counted, name, labels) for name in names]
+                values = [score_of(record, counted, name, labels) for name in names]
                 by_moments.setdefault(moments, {}).setdefault(labels, []).append(values)
     stream, strategy, norm = run_names(config)
     shown = by_moments.get(config.evaluate.moments) or next(iter(by_moments.values()))
@@ -104,7 +92,8 @@ def _rows(
             yield (stream, strategy, -first), [*identity, *([labels] if labels else []), *scores, *settings]
 
 
-def _score(record: Record, counted: AccuracyMatrix | LabelMatrix, name: str, labels: str) -> float:
+def score_of(record: Record, counted: AccuracyMatrix | LabelMatrix, name: str, labels: str = "overall") -> float:
+    """Score of an evaluation; for a multi-label run over one group of classes."""
     if isinstance(counted, LabelMatrix):
         return label_score(counted, name, record.classes_of(labels))
     return score(counted, name)

@@ -18,8 +18,6 @@ from contnorm.bench.escape import escape_terminal
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["MADE", "Document", "Table", "html_page", "markdown"]
-
 MADE = "<!-- Made from the records by `contnorm report`; a change by hand is lost when it is made again. -->"
 COLORED = {"agrees", "above", "below", "holds", "does", "equivalent", "undecided", "higher", "lower"}
 

@@ -103,6 +103,14 @@ def test_each_folder_has_modules_of_its_own(tmp_path: Path) -> None:
     assert found == ["part a", "part b", "part a"]
 
 
+def test_helper_is_loaded_again_after_an_error(tmp_path: Path) -> None:
+    write(tmp_path, mine="import helper_y\nvalue = helper_y.value\n", helper_y="other = 1\n")
+    with pytest.raises(UserCodeError, match="has no attribute 'value'"):
+        load_component("model", f"{tmp_path}/mine.py:value")
+    write(tmp_path, helper_y="value = 2\n")
+    assert load_component("model", f"{tmp_path}/mine.py:value") == 2
+
+
 def test_hash_is_that_of_the_file_and_of_the_modules_in_its_folder(tmp_path: Path) -> None:
     content = "import json, torch\nfrom numpy import linalg\nclass W: ...\n"
     write(tmp_path, alone=content, json="shadowed = True")

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,8 @@ from contnorm.bench.config.schema import (
     flatten_settings,
     from_dict,
     json_schema,
+    parse_assignment,
+    read_toml,
     resolve_options,
 )
 from contnorm.errors import UserError
@@ -168,3 +171,25 @@ def test_json_schema_covers_every_setting() -> None:
                 assert ("maximum" in choice or "exclusiveMaximum" in choice) and (
                     "minimum" in choice or "exclusiveMinimum" in choice
                 ), key
+
+
+def test_parse_assignment_values() -> None:
+    assert parse_assignment("stream.tasks=none") == ("stream.tasks", None)
+    assert parse_assignment("train.deterministic=false") == ("train.deterministic", False)
+    assert parse_assignment("train.lr=0.1\nbatch=3") == ("train.lr", "0.1\nbatch=3"), "which is no number"
+    with pytest.raises(UserError, match=r"--set 'lr': expected key=value"):
+        parse_assignment("lr")
+
+
+def test_read_toml_names_file_in_errors(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(b"\xef\xbb\xbf[train]\nlr = 0.5\n")  # some editors write a byte order mark
+    assert from_dict(read_toml(file)).train.lr == 0.5
+    file.write_text("[train\n")
+    with pytest.raises(UserError, match=r"run\.toml: is not TOML"):
+        read_toml(file)
+    file.write_text("[train]\nspeed = 9\n")
+    with pytest.raises(UserError, match=r"run\.toml: unknown key 'train\.speed'"):
+        read_toml(file)
+    with pytest.raises(UserError, match=r"none\.toml: can't be read"):
+        read_toml(tmp_path / "none.toml")

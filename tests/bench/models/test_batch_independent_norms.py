@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm import bench
-from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import ModelConfig, NormConfig
-from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.build import build_model
 from contnorm.errors import UserError
 from contnorm.norms.group import is_standardized
-from tests.bench.engine.stopped_runs import finish, kill, same_state
 
 NORMS = ["evonorm_s0", "frn", "gn_ws"]
 every_norm = pytest.mark.parametrize("name", NORMS)
@@ -107,32 +101,6 @@ def test_weight_standardization_keeps_keys_and_initial_weights() -> None:
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
-
-
-def trainer(name: str, strategy: str, seed: int = 0) -> Trainer:
-    stream = {"name": "split-mnist", "tasks": 2, "train_per_task": 16, "test_per_task": 8, "scenario": "class"}
-    values: dict[str, Any] = {
-        "stream": {**stream, "source": "digits"},
-        "strategy": {"name": strategy},
-        "norm": {"name": name, "groups": 2},
-        "model": {"name": "resnet18", "width": 4},
-        "train": {"batch": 4, "replay": 4, "lr": 0.05},
-        "memory": {"kind": "reservoir", "size": 8},
-    }
-    return Trainer(resolve(values, Path("data")), seed, load_source("digits", Path("data")), torch.device("cpu"))
-
-
-@pytest.mark.slow
-@every_norm
-@pytest.mark.parametrize("strategy", ["er", "derpp"])
-def test_resumed_and_parallel_runs_are_bit_exact(name: str, strategy: str, tmp_path: Path) -> None:
-    whole = [trainer(name, strategy, seed) for seed in (0, 1)]
-    expected = finish(whole)
-    alone = trainer(name, strategy)
-    assert finish([alone]) == expected[:1] and same_state(alone, whole[0])
-    kill(lambda: [trainer(name, strategy)], [tmp_path], random.Random(name))
-    resumed = trainer(name, strategy)
-    assert finish([resumed], [tmp_path]) == expected[:1] and same_state(resumed, whole[0])
 
 
 @pytest.fixture

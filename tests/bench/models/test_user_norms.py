@@ -9,16 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import contnorm as cn
 from contnorm import bench
 from contnorm.bench.config.schema import NormConfig
+from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
 from contnorm.errors import UserError
 from contnorm.registry import NORMS, describe_norm
-from tests.testing.norms import CenteredNorm
+from tests.testing.norms import CenteredNorm, StreamNorm
 
 CODE = """
 import torch
@@ -195,6 +198,37 @@ def test_auxiliary_loss_that_is_not_finite_is_named(stream: Any) -> None:
 
 def test_norm_without_weight_runs(stream: Any) -> None:
     assert norms_of(bench.run(stream, norm="mine.py:NoWeight")) == {"NoWeight": 2}
+
+
+@pytest.mark.parametrize("place", [1, 4])
+def test_stopped_run_with_a_stateful_norm_resumes_to_the_same_numbers(
+    stream: Any, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The norm has tags, task hooks, an auxiliary loss, an extra batch, and buffers of its own."""
+    arguments: dict[str, Any] = {"norm": StreamNorm, "model": small_network, "strategy": "er", "keep_weights": True}
+    whole = bench.run(stream, runs="whole", **arguments)
+    step = Trainer.step
+
+    def stopped_step(trainer: Trainer) -> Any:
+        if trainer.done == place:
+            raise RuntimeError("stop")
+        return step(trainer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "step", stopped_step)
+        with pytest.raises(UserError, match=f"after {place} of 6 steps"):
+            bench.run(stream, runs="stopped", **arguments)
+    resumed = bench.run(stream, runs="stopped", **arguments)
+    np.testing.assert_array_equal(resumed.accuracy, whole.accuracy)
+    for (name, a), b in zip(
+        whole.models()[0].state_dict().items(), resumed.models()[0].state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    assert whole.models()[0].state_dict()["1.tasks"].item() == 2
+
+
+def small_network(shape: Any, outputs: int, norm: Any) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 5, 4), norm(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, outputs))
 
 
 def test_code_of_a_registered_norm_is_that_of_its_file() -> None:

@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 import torch
 
-from contnorm.bench.components import Component, find_component
+from contnorm.bench.components import Component, create_launcher, find_component
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.pictures import cores
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.launch import Launcher
-from contnorm.bench.launchers import create_launcher
 from contnorm.bench.metrics import TaskScores
 from contnorm.bench.records import Store
 from contnorm.errors import UserError, check_count

@@ -11,7 +11,7 @@ import copy
 import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from contnorm.bench.components import components, find_component, is_user_code, load_component, user_code_errors
 from contnorm.bench.config.schema import StrategyConfig
@@ -30,78 +30,61 @@ class StrategySpec:
         target: ``"module:Class"``, in this package.
         summary: One-line description for listings.
         aliases: Other names in the literature.
-        memory: Default kind of memory; None for the default of the stream.
         own_settings: The own settings that its class declares as ``Settings``, with their defaults. They are
             repeated here because the class needs torch.
-        defaults: Defaults of the settings of every strategy, which override those of the stream.
+        defaults: Its default settings by group, such as the kind of memory, which override those of the stream.
     """
 
     name: str
     target: str
     summary: str
     aliases: tuple[str, ...] = ()
-    memory: Literal["reservoir", "prs"] | None = None
     own_settings: Mapping[str, float] = field(default_factory=dict)
-    defaults: Mapping[str, str] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
-STRATEGIES: dict[str, StrategySpec] = {
-    spec.name: spec
-    for spec in (
-        StrategySpec(
-            "single",
-            "base:Single",
-            "train on the stream only, without replay",
-            ("naive", "sgd", "finetune"),
-        ),
-        StrategySpec(
-            "er",
-            "er:ER",
-            "experience replay: a batch of the stream and one of the memory per step",
-        ),
-        StrategySpec(
-            "er-ace",
-            "er_ace:ERACE",
-            "experience replay; the stream's loss is over the classes of its batch only",
-            ("er_ace", "erace"),
-            defaults={"forward": "separate", "replay_from": "all"},
-        ),
-        StrategySpec(
-            "derpp",
-            "derpp:DERpp",
-            "dark experience replay++: replay stored logits and labels",
-            ("der++",),
-        ),
-        StrategySpec(
-            "ewc",
-            "ewc:EWC",
-            "online elastic weight consolidation: important weights stay near their old values",
-            ("online-ewc", "ewc-online"),
-            own_settings={"strength": 10.0, "gamma": 1.0, "fisher_samples": 256},
-        ),
-        StrategySpec(
-            "lwf",
-            "lwf:LwF",
-            "learning without forgetting: distillation from the network before the task",
-            own_settings={"temperature": 2.0, "strength": 1.0},
-        ),
-        StrategySpec(
-            "prs",
-            "er:ER",
-            "experience replay from a partitioning reservoir, which balances labels",
-            ("partitioning-reservoir",),
-            memory="prs",
-        ),
-        StrategySpec(
-            "crs",
-            "er:ER",
-            "experience replay from a conventional reservoir, the baseline of prs",
-            ("reservoir",),
-            memory="reservoir",
-        ),
-    )
-}
-
+_SPECS = (
+    StrategySpec("single", "base:Single", "train on the stream only, without replay", ("naive", "sgd", "finetune")),
+    StrategySpec("er", "er:ER", "experience replay: a batch of the stream and one of the memory per step"),
+    StrategySpec(
+        "er-ace",
+        "er_ace:ERACE",
+        "experience replay; the stream's loss is over the classes of its batch only",
+        ("er_ace", "erace"),
+        defaults={"strategy": {"forward": "separate", "replay_from": "all"}},
+    ),
+    StrategySpec(
+        "derpp", "derpp:DERpp", "dark experience replay++: replay stored logits and labels", aliases=("der++",)
+    ),
+    StrategySpec(
+        "ewc",
+        "ewc:EWC",
+        "online elastic weight consolidation: important weights stay near their old values",
+        ("online-ewc", "ewc-online"),
+        own_settings={"strength": 10.0, "gamma": 1.0, "fisher_samples": 256},
+    ),
+    StrategySpec(
+        "lwf",
+        "lwf:LwF",
+        "learning without forgetting: distillation from the network before the task",
+        own_settings={"temperature": 2.0, "strength": 1.0},
+    ),
+    StrategySpec(
+        "prs",
+        "er:ER",
+        "experience replay from a partitioning reservoir, which balances labels",
+        ("partitioning-reservoir",),
+        defaults={"memory": {"kind": "prs"}},
+    ),
+    StrategySpec(
+        "crs",
+        "er:ER",
+        "experience replay from a conventional reservoir, the baseline of prs",
+        ("reservoir",),
+        defaults={"memory": {"kind": "reservoir"}},
+    ),
+)
+STRATEGIES = {spec.name: spec for spec in _SPECS}
 ALIASES = {alias: spec.name for spec in STRATEGIES.values() for alias in spec.aliases}
 
 
@@ -127,9 +110,7 @@ def strategy_defaults(name: str) -> dict[str, Any]:
         >>> strategy_defaults("crs"), strategy_defaults("er")
         ({'memory': {'kind': 'reservoir'}}, {})
     """
-    spec = STRATEGIES.get(name)
-    memory = {} if spec is None or spec.memory is None else {"memory": {"kind": spec.memory}}
-    return memory if spec is None or not spec.defaults else {**memory, "strategy": dict(spec.defaults)}
+    return STRATEGIES[name].defaults if name in STRATEGIES else {}
 
 
 def build_strategy(config: StrategyConfig) -> Strategy:
