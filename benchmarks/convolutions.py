@@ -22,7 +22,7 @@ from benchmarks.timing import Percentiles, captured, replayed
 from torch import Tensor, nn
 
 from contnorm.bench.engine.provenance import numerics
-from contnorm.bench.models.resnet import ResNet18
+from contnorm.bench.models.networks import ResNet18
 from contnorm.kernels.convolution import (
     DIRECTIONS,
     Convolution,

@@ -17,7 +17,7 @@ from benchmarks.timing import Percentiles
 from torch import Tensor, nn
 
 from contnorm.bench.engine.provenance import numerics
-from contnorm.bench.models.resnet import ResNet18
+from contnorm.bench.models.networks import ResNet18
 from contnorm.kernels.triton import eager
 from contnorm.norms.continual import ContinualNorm2d
 

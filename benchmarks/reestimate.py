@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 import contnorm as cn
-from contnorm.bench.models.resnet import DeepResNet, ResNet18
+from contnorm.bench.models.networks import DeepResNet, ResNet18
 
 TURNS = 5
 BATCH = 100

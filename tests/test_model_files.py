@@ -118,16 +118,16 @@ def test_weights_of_a_run_say_which_norms_they_have(tmp_path: Path) -> None:
     (tmp_path / "0.safetensors").write_bytes(pack_weights(model))
     assert_same(model, cn.load_model(Network(seed=1), tmp_path / "0.safetensors"))
     again = cn.freeze_stats(cn.convert_norm(Network(seed=1), "cn", num_groups=4))
-    load_weights(again, tmp_path / "0.safetensors", "")
+    load_weights(again, tmp_path / "0.json")
     assert torch.equal(again.head.weight, model.head.weight)
 
 
 def test_weights_of_other_norms_are_refused(tmp_path: Path) -> None:
-    cn.save_model(cn.convert_norm(Network(), "cn", num_groups=4), tmp_path / "m")
+    cn.save_model(cn.convert_norm(Network(), "cn", num_groups=4), tmp_path / "m.safetensors")
     model = cn.convert_norm(Network(seed=1), "cn", num_groups=8)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(UserError, match="num_groups is 4 in the spec, and 8 here"):
-        load_weights(model, tmp_path / "m", "Advice.")
+        load_weights(model, tmp_path / "m.json")
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 

@@ -10,7 +10,6 @@ from contnorm.bench.fingerprint import (
     compare_fingerprints,
     fingerprint_arrays,
     fingerprint_files,
-    not_comparable,
 )
 
 
@@ -29,11 +28,6 @@ from contnorm.bench.fingerprint import (
 )
 def test_compare_fingerprints(a: object, b: object, match: Match) -> None:
     assert compare_fingerprints(a, b) is match and compare_fingerprints(b, a) is match
-
-
-def test_not_comparable_names_both_fingerprints() -> None:
-    assert "2:aa" in not_comparable("2:aa", "bb") and "bb" in not_comparable("2:aa", "bb")
-    assert not not_comparable("2:aa", "2:bb") and not not_comparable(None, "2:bb")
 
 
 def test_array_fingerprint_covers_pixels_labels_and_split() -> None:

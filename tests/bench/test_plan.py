@@ -13,12 +13,10 @@ from contnorm.bench.data.registry import load_source
 from contnorm.bench.memories import (
     NOT_STORED,
     Memory,
-    PartitioningReservoir,
     Reservoir,
     StreamInfo,
     build_memory,
 )
-from contnorm.bench.memories.base import draw_slots
 from contnorm.bench.plan import _Views, make_plan
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream
@@ -88,24 +86,6 @@ def given(stream: TaskSequence, memory: dict[str, Any], item: int) -> np.ndarray
 
 
 @pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)
-def test_batched_replay_equals_single_draws(
-    source: Source, memory: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some steps at a time, and not the same number as a plan has: where one part ends the next goes on."""
-    monkeypatch.setattr("contnorm.bench.plan.AT_ONCE", 7)
-    config = settings(memory=memory, strategy={"name": "er", "replay_from": "all"}, train={"passes": 2})
-    stream = stream_of(config, source)
-    live, chance = memory_of(config, stream, 5), generator(5, "replay")
-    seen: set[int] = set()
-    for step in make_plan(config, stream, 5, draws=2).steps:
-        for slots in step.replay_slots:
-            np.testing.assert_array_equal(draw_slots(live.readable(), 10, chance), slots, strict=True)
-        if seen.isdisjoint(step.stream.tolist()):  # what is shown again is not offered again
-            live.offer(np.concatenate([given(stream, memory, i) for i in step.stream]), step.task)
-        seen |= set(step.stream.tolist())
-
-
-@pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)
 @pytest.mark.parametrize("past", ["past", "all"])
 def test_replay_equals_that_of_a_live_memory(source: Source, memory: dict[str, Any], past: str) -> None:
     config = settings(memory=memory, strategy={"name": "er", "replay_from": past})
@@ -154,35 +134,6 @@ def test_augmentation_covers_stream_and_replay(source: Source) -> None:
     assert drawn[:, :2].min() == 0 and drawn[:, :2].max() == 8 and set(drawn[:, 2].tolist()) == {0, 1}
 
 
-def kept_by_class(kind: str, seed: int) -> np.ndarray:
-    """What a memory of 40 holds at the end of five tasks, each of a class of 200 samples and one of 10."""
-    labels = np.repeat(np.arange(10), [200, 10] * 5)
-    images = np.zeros((len(labels), 1, 2, 2), dtype=np.uint8)
-    source = Source("digits", images, labels, images[::5], labels[::5], 10, "made here")
-    config = settings(memory={"kind": kind, "size": 40}, strategy={"name": "er"})
-    stream = stream_of(config, source, seed)
-    content: dict[int, int] = {}
-    for step in make_plan(config, stream, seed, draws=1).steps:
-        content |= {int(s): int(i) for s, i in zip(step.write, step.stream, strict=True) if s != NOT_STORED}
-    return np.bincount(stream.train.label[list(content.values())], minlength=10)
-
-
-def test_prs_holds_more_rare_classes_than_a_reservoir() -> None:
-    prs, reservoir = (np.stack([kept_by_class(kind, seed) for seed in range(10)]) for kind in ("prs", "reservoir"))
-    assert (prs.sum(1) == 40).all() and (reservoir.sum(1) == 40).all()
-    rare = np.arange(1, 10, 2)
-    # A reservoir gives the rare half its share of the stream, 1 in 21, of 40 slots: about 2. PRS aims at half of them.
-    assert reservoir[:, rare].sum(1).mean() < 4 and prs[:, rare].sum(1).mean() > 12
-    assert (prs[:, rare] > 0).all() and (reservoir[:, rare] == 0).any()
-
-
-def test_prs_is_built_from_its_settings(source: Source) -> None:
-    config = settings(memory={"kind": "prs", "size": 30, "rho": -0.03, "quirk": True})
-    memory = memory_of(config, stream_of(config, source), 0)
-    assert isinstance(memory, PartitioningReservoir)
-    assert (memory.capacity, memory.labels, memory.rho, memory.quirk) == (30, 10, -0.03, True)
-
-
 @pytest.mark.parametrize(
     ("groups", "slots"),
     [
@@ -199,32 +150,6 @@ def test_memory_that_never_fills_a_replay_batch_is_refused(
     with pytest.raises(UserError, match=rf"too small: {slots} slots .* batch of 10"):
         make_plan(config, stream_of(config, source), 0, draws=1)
     make_plan(config, stream_of(config, source), 0, draws=0)  # who replays nothing needs no memory
-
-
-def test_batch_larger_than_a_task_is_remarked_once(source: Source, caplog: pytest.LogCaptureFixture) -> None:
-    config = settings(train={"batch": 61})
-    for seed in range(2):
-        make_plan(config, stream_of(config, source, seed), seed, draws=0)
-    assert caplog.messages == ["train.batch=61: a task has 60 samples only, and is learned in one batch of them."]
-
-
-@pytest.mark.parametrize(
-    "groups",
-    [
-        {"memory": {"size": 3}},  # 12 slots in the last task: early batches are smaller, as published
-        {"memory": {"size": 1, "per": "class"}, "strategy": {"replay_from": "all"}},
-        {"memory": {"size": 1, "per": "class"}, "stream": {"scenario": "domain"}, "train": {"replay": 2}},
-        {"memory": {"size": 1}, "stream": {"tasks": 1}},  # no past to replay, whatever the memory
-        {"memory": {"size": 1}, "train": {"replay": 0}},
-    ],
-)
-def test_memory_that_fills_a_replay_batch_at_the_end_is_accepted(
-    source: Source, groups: dict[str, dict[str, Any]]
-) -> None:
-    config = settings(**groups)
-    plan = make_plan(config, stream_of(config, source), 0, draws=1)
-    full = config.train.replay if config.stream.tasks != 1 else 0
-    assert max(len(step.replay[0]) for step in plan.steps) == full
 
 
 def test_max_steps_is_a_prefix_of_the_plan(source: Source) -> None:
@@ -262,14 +187,6 @@ def test_task_free_memory_gets_no_tasks(source: Source, monkeypatch: pytest.Monk
     monkeypatch.setattr(Reservoir, "offer", listening)
     make_plan(config, stream_of(config, source), 0, draws=1)
     assert len(told) == 30 and set(told) == {0}
-
-
-@pytest.mark.parametrize("group", [{"memory": {"kind": "ring"}}, {"strategy": {"name": "er", "replay_from": "past"}}])
-def test_task_settings_are_refused_in_task_free_streams(source: Source, group: dict[str, Any]) -> None:
-    values = {"memory": {"kind": "reservoir", "size": 25}, "strategy": {"name": "er", "replay_from": "all"}, **group}
-    config = settings(stream={"scenario": "free"}, **values)
-    with pytest.raises(UserError, match=r"stream.scenario=free: a task-free stream has no task boundaries"):
-        make_plan(config, stream_of(config, source), 0, draws=1)
 
 
 @pytest.mark.parametrize("memory", EVERY_MEMORY, ids=NAMES)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import contnorm as cn
-from contnorm.bench.models.resnet import ResNet18
+from contnorm.bench.models.networks import ResNet18
 from contnorm.norms.group import is_standardized, standardize_convolutions
 from tests.models import ResNet
 

@@ -18,7 +18,6 @@ from torch import nn
 
 import contnorm as cn
 from contnorm import bench
-from contnorm.errors import UserError
 
 pytest.importorskip("avalanche", reason="Avalanche is not installed: pip install contnorm[avalanche]")
 
@@ -380,15 +379,6 @@ def test_scenario_follows_from_task_labels() -> None:
     assert [task.classes for task in stream.tasks] == [("0:0", "0:1"), ("1:0", "1:1")]
     assert stream.num_outputs == 4
     assert stream.tasks[0].train[0][0].unique().item() == pytest.approx(7 / 255)  # bytes are scaled
-
-
-def test_augmentation_of_benchmark_needs_a_choice(benchmark: Any) -> None:
-    x = np.zeros((2, 3, 16, 16), dtype=np.uint8)
-    augmented = Benchmark([Experience(x, [0, 1], [0], Experience(x + 1, [0, 1], [0]))], [Experience(x, [0, 1], [0])])
-    with pytest.raises(UserError, match="augment=True"):
-        bench.Stream.from_avalanche(augmented)
-    assert bench.Stream.from_avalanche(augmented, augment=True).sequence().padding
-    assert bench.Stream.from_avalanche(augmented, augment=False).sequence().padding is None
 
 
 class Images:

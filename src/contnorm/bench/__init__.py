@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from contnorm.bench import metrics as metrics
     from contnorm.bench.api.datasets import add_dataset, build_dataset, fetch_dataset
     from contnorm.bench.api.decide import decide
-    from contnorm.bench.api.evaluate import evaluate
     from contnorm.bench.api.execution import RunInterrupted, StopRun, resume
     from contnorm.bench.api.result import Result
     from contnorm.bench.api.run import DivergedError, run, run_all
-    from contnorm.bench.api.stream import Stream, load_stream
+    from contnorm.bench.api.stream import Stream, evaluate, load_stream
     from contnorm.bench.api.sweep import SweepResult, sweep, tune
     from contnorm.bench.comparison import compare
     from contnorm.bench.engine.launch import Launcher
@@ -94,11 +93,10 @@ __all__ = [
 _MODULES = {  # below `contnorm.bench`, with their public names
     "api.datasets": "add_dataset build_dataset fetch_dataset",
     "api.decide": "decide",
-    "api.evaluate": "evaluate",
     "api.execution": "RunInterrupted StopRun resume",
     "api.result": "Result",
     "api.run": "DivergedError run run_all",
-    "api.stream": "Stream load_stream",
+    "api.stream": "Stream evaluate load_stream",
     "api.sweep": "SweepResult sweep tune",
     "comparison": "compare",
     "engine.launch": "Launcher",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from contnorm.bench.components import Component, Kind, add_component, components, launchers
+from contnorm.bench.data.dataset import describe_stored, list_stored, read_manifest
 from contnorm.bench.data.registry import SOURCES, data_root
-from contnorm.bench.data.store import describe_stored, list_stored, read_manifest
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies import ALIASES, STRATEGIES

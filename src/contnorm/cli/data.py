@@ -15,7 +15,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from contnorm import bench
-from contnorm.bench.data.dataset import SPLITS
+from contnorm.bench.data.dataset import SPLITS, Manifest, find_stored, list_stored, read_manifest
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
 from contnorm.bench.data.registry import (
     ENVIRONMENT,
@@ -26,7 +26,6 @@ from contnorm.bench.data.registry import (
     data_root,
     location_of,
 )
-from contnorm.bench.data.store import Manifest, find_stored, list_stored, read_manifest
 from contnorm.bench.registries import Listing, streams_of_source
 from contnorm.cli.common import DataRoot, console, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown

@@ -9,7 +9,7 @@ from pathlib import Path
 from contnorm.bench.components import own_code
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.data.registry import data_root, load_source
-from contnorm.bench.engine.checkpoint import load_run_weights, weights_path
+from contnorm.bench.engine.checkpoint import load_weights, weights_path
 from contnorm.bench.engine.evaluate import classes_of, task_batches
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.run import RunOptions
@@ -124,7 +124,7 @@ def _diagnose_record(record: Record, path: Path, environment: RunOptions) -> Dia
     with numerics(config.train, environment.threads):
         trainer = Trainer(config, record.seed, source, environment.torch_device, any_norm=True)
         try:
-            load_run_weights(trainer.model, path)
+            load_weights(trainer.model, path)
             # A run with max_steps has only reached the tasks that it has accuracies of.
             return diagnose(
                 trainer.model,

@@ -25,8 +25,8 @@ from contnorm.bench.config.schema import (
     nest_settings,
     parse_assignments,
 )
+from contnorm.bench.data.dataset import find_stored
 from contnorm.bench.data.registry import SOURCES, data_root, describe_layouts, find_layout, location_of
-from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.run import Run, RunOptions, list_devices
 from contnorm.bench.records import DIVERGED, Store
 from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule, looks_up_to

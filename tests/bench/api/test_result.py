@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from contnorm import bench
-from contnorm.bench.config.schema import from_dict
-from contnorm.bench.records import make_record
 from contnorm.errors import UserError
 from tests.datasets import small_long_tail
 
@@ -72,14 +69,6 @@ def test_compare_pairs_the_seeds_that_both_have(stream: bench.Stream, result: be
     assert verdict.outcome == "undecided" and "2 shared seeds" in verdict.sentence
 
 
-def test_compare_accepts_the_default_of_a_stream_in_place_of_none() -> None:
-    counts = {"matrix": {"correct": [[9, None], [6, 7]], "total": [10, 10]}}
-    settings: list[dict[str, Any]] = [{}, {"scenario": "task"}]
-    configs = [from_dict({"stream": {"name": "split-mnist", **chosen}}) for chosen in settings]
-    a, b = (make_record(config, 0, counts) for config in configs)
-    assert bench.compare([a], [b]).mean == 0
-
-
 @pytest.mark.slow
 def test_own_loop_gives_the_matrix_of_a_run(stream: bench.Stream) -> None:
     """A loop of the user's own with `batches`, `evaluate` and `metrics` reproduces training without replay."""
@@ -107,14 +96,6 @@ def test_own_loop_gives_the_matrix_of_a_run(stream: bench.Stream) -> None:
     assert bench.metrics.forgetting(matrix, definition="paper") == pytest.approx(result.fm[0])
 
 
-def test_title_has_the_name_of_the_data(arrays: tuple[np.ndarray, ...]) -> None:
-    stream = bench.Stream.from_arrays(*arrays, tasks=1, name="sensors")
-    result = bench.run(stream, settings={"train.max_steps": 2})
-    assert repr(result).startswith("Result(sensors, er, cn (auto groups) (1 seed)")
-    curve = result.plot().axes[0]
-    assert curve.get_xticks().tolist() == [1] and curve.get_ylim()[1] <= 101
-
-
 def test_progress_without_bars_is_one_line_per_run(stream: bench.Stream) -> None:
     console = Console(file=io.StringIO(), width=200)
     bench.run(stream, settings={"train.max_steps": 2}, seeds=2, lanes=1, progress=console)
@@ -137,22 +118,3 @@ def test_multi_label_results_have_scores_and_no_accuracies(tmp_path: Path) -> No
             use()
     with pytest.raises(UserError, match=r"stream\.name"):
         bench.compare(bn, bench.run(bench.load_stream("split-mnist", source="digits"), settings={"train.max_steps": 1}))
-
-
-def test_frame_by_task_has_every_measured_accuracy(result: bench.Result) -> None:
-    frame = result.to_frame("task")
-    assert list(frame.columns) == ["seed", "after_task", "task", "accuracy"] and len(frame) == 3 * 6
-    row = frame[(frame.seed == 2) & (frame.after_task == 2) & (frame.task == 1)]
-    assert row["accuracy"].item() == pytest.approx(result.accuracy[2, 2, 1])
-    with pytest.raises(UserError, match="by='seeds'"):
-        result.to_frame("seeds")  # type: ignore[arg-type]
-
-
-def test_plot_of_several_results_has_a_curve_and_a_matrix_of_each(stream: bench.Stream, result: bench.Result) -> None:
-    other = bench.run(stream, norm="cn3", settings={"model.width": 6}, lanes=1)
-    drawn = result.plot(other)
-    curves, *matrices, _ = drawn.axes
-    assert len(curves.lines) == 2 and len(matrices) == 2
-    labels = [text.get_text() for text in curves.get_legend().get_texts()]
-    assert labels == ["arrays, er, bn (3 seeds)", "arrays, er, cn3 (1 seed)"]
-    assert drawn._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]

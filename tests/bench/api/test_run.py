@@ -32,13 +32,6 @@ def make_net(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(input_shape[0], 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, num_outputs))
 
 
-class HalfLoss(bench.Strategy):
-    """Fine-tuning with half the loss."""
-
-    def loss(self, model: Any, head: Any, stream: bench.Batch) -> tuple[Tensor, Tensor | None]:
-        return head.cross_entropy(model(stream.x), stream).mean() / 2, None
-
-
 @pytest.mark.slow
 def test_results_are_those_of_the_command_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = small_mnist(tmp_path / "data")
@@ -53,15 +46,6 @@ def test_results_are_those_of_the_command_to_the_bit(tmp_path: Path, monkeypatch
     for record in result.records:
         assert record.raw["matrix"] == recorded[record.seed].raw["matrix"]
         assert record.raw["drift"] == recorded[record.seed].raw["drift"]
-
-
-@pytest.mark.slow
-def test_folder_of_runs_is_used_and_nothing_is_repeated(stream: bench.Stream, tmp_path: Path) -> None:
-    first = bench.run(stream, norm="bn", settings=FAST, seeds=2, runs=tmp_path)
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
-    again = bench.run(stream, norm="bn", settings=FAST, seeds=3, runs=tmp_path)
-    assert len(times) == 2 and all(path.stat().st_mtime_ns == t for path, t in times.items())
-    assert np.array_equal(again.accuracy[:2], first.accuracy, equal_nan=True) and again.seeds == [0, 1, 2]
 
 
 def test_nothing_is_written_without_a_folder(
@@ -128,33 +112,6 @@ def test_factory_may_make_its_norms_itself(stream: bench.Stream) -> None:
 
     result = bench.run(stream, model=make, norm="cn4", settings=FAST)
     assert result.records[0].raw["norms"] == {"ContinualNorm2d(4)": 1}
-
-
-def test_model_without_the_norm_is_refused(stream: bench.Stream) -> None:
-    with pytest.raises(UserError, match="none of its normalization layers"):
-        bench.run(stream, model=lambda shape, outputs: nn.Linear(12, outputs), norm="cn")
-    assert bench.run(stream, model=lambda shape, outputs: nn.Linear(12, outputs), norm="none", settings=FAST).seeds == [
-        0
-    ]
-
-
-def test_definition_in_a_file_is_identified_by_the_file(stream: bench.Stream, tmp_path: Path) -> None:
-    result = bench.run(stream, model=make_net, strategy=HalfLoss, settings=FAST, runs=tmp_path)
-    assert result.config.model.name.endswith("test_run.py:make_net") and result.config.model.code
-    assert result.config.strategy.name.endswith("test_run.py:HalfLoss")
-    same = bench.run(stream, model=make_net, strategy=HalfLoss(), settings=FAST, runs=tmp_path)
-    assert same.hash == result.hash and len(list(tmp_path.rglob("*.json"))) == 1
-
-
-def test_weights_of_a_module_are_part_of_its_identity(stream: bench.Stream, tmp_path: Path) -> None:
-    net = make_net((12,), 6)
-    first = bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash
-    assert bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash == first
-    with torch.no_grad():
-        net[0].weight[0, 0] += 1
-    assert bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash != first
-    net[2] = nn.Tanh()
-    assert len({bench.run(stream, model=net, settings=FAST, runs=tmp_path).hash, first}) == 2
 
 
 @pytest.mark.parametrize(
@@ -256,27 +213,6 @@ def test_script_without_main_guard_runs_two_seeds(tmp_path: Path, runs: str | No
     )
     assert done.returncode == 0 and done.stdout == "seeds [0, 1]\n", done.stderr
     assert done.stderr == ""
-
-
-@pytest.mark.slow
-def test_run_that_was_passed_an_object_is_resumed_by_the_program_only(stream: bench.Stream, tmp_path: Path) -> None:
-    with interrupted_at_step(5), pytest.raises(KeyboardInterrupt):
-        bench.run(stream, model=make_net, tag="net", runs=tmp_path)
-    with pytest.raises(UserError, match="code of your own"):
-        bench.resume(tmp_path)
-    assert bench.run(stream, model=make_net, tag="net", runs=tmp_path).seeds == [0]
-
-
-def test_embedded_digits_are_noted_only_if_not_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CONTNORM_DATA", raising=False)
-    settings = {"train.max_steps": 2}
-    bench.run(bench.load_stream("split-mnist", source="digits"), settings=settings)
-    assert not caplog.messages
-    bench.run(bench.load_stream("split-mnist"), settings=settings)
-    assert len(caplog.messages) == 1 and "digits" in caplog.messages[0]
 
 
 def test_settings_override_the_default_norm_and_strategy(stream: bench.Stream) -> None:

@@ -13,7 +13,6 @@ from PIL import Image
 from contnorm import bench
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
-from tests.datasets import small_long_tail
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -77,11 +76,6 @@ def test_bytes_are_scaled_and_floats_are_not() -> None:
     assert bench.Stream.from_arrays(floats, labels, floats, labels, tasks=2).tasks[0].train[0][0].max() == 51
 
 
-def test_gray_images_get_a_channel() -> None:
-    images, labels = np.zeros((8, 5, 4), dtype=np.uint8), np.arange(8) % 2
-    assert bench.Stream.from_arrays(images, labels, images, labels, tasks=2).input_shape == (1, 5, 4)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -110,19 +104,6 @@ def test_bad_arrays_are_rejected_in_one_line(arrays: Arrays, change: dict[str, A
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
-def test_every_class_of_a_task_needs_training_and_test_samples(arrays: Arrays) -> None:
-    x, y, x_test, y_test = arrays
-    with pytest.raises(UserError, match="class 2 of y_test has no training samples"):
-        bench.Stream.from_arrays(x[y != 2], y[y != 2], x_test, y_test, tasks=2)
-    tested = y_test != 2
-    untested = (x, y, x_test[tested], y_test[tested])
-    with pytest.raises(UserError, match="class 2 of y has no test samples"):
-        bench.Stream.from_arrays(*untested, tasks=2)
-    assert bench.Stream.from_arrays(*untested, tasks=[[0, 1], [3, 4]]).num_classes == 4
-    ids = (np.arange(len(y)) % 2, np.arange(tested.sum()) % 2)
-    assert bench.Stream.from_arrays(*untested, task_ids=ids).num_outputs == 6
-
-
 def test_notebook_shows_tasks_of_stream(arrays: Arrays) -> None:
     x, y, x_test, y_test = arrays
     names = np.array(["<a>", "b", "c", "d", "e", "f"])
@@ -132,21 +113,6 @@ def test_notebook_shows_tasks_of_stream(arrays: Arrays) -> None:
     train, test = (len(part) for part in (stream.tasks[0].train, stream.tasks[0].test))
     assert f"<td>{train}</td><td>{test}</td>" in table
     assert repr(stream.tasks[0].test) == f"TaskDataset({test} test samples)"
-
-
-def test_notebook_shows_some_tasks_of_a_long_stream() -> None:
-    y = np.repeat(np.arange(50), 2)
-    x = np.zeros((100, 2))
-    table = bench.Stream.from_arrays(x, y, x, y, tasks=25)._repr_html_()
-    assert table.count("<tr>") == 21 and "25 tasks" in table
-
-
-def test_source_has_a_short_repr(arrays: Arrays, tmp_path: Path) -> None:
-    text = repr(bench.Stream.from_arrays(*arrays, tasks=3).source)
-    assert text.startswith("ArraySource('arrays@") and text.endswith("train=(240, 12), test=(120, 12), classes=6)")
-    assert repr(bench.load_stream("split-mnist", source="digits").source).startswith("Source('digits', train=(")
-    small_long_tail(tmp_path, "cocoseq", per_task=10, side=8)
-    assert len(repr(bench.load_stream("cocoseq", root=tmp_path).source)) < 120
 
 
 def test_identity_is_that_of_content_and_tasks(arrays: Arrays) -> None:
@@ -178,11 +144,6 @@ def test_batches_are_those_of_a_run() -> None:
         assert torch.equal(batch.y, expected.label) and torch.equal(batch.task, expected.task)
 
 
-def test_batches_of_another_seed_have_another_order(stream: bench.Stream) -> None:
-    first, second = (torch.cat([batch.x for batch in stream.batches(20, seed)]) for seed in (0, 1))
-    assert not torch.equal(first, second) and len(first) == len(second) == 240
-
-
 def make_folder(folder: Path, splits: tuple[str, ...], size: tuple[int, int] = (20, 20)) -> Path:
     rng = np.random.default_rng(0)
     for split in splits:
@@ -211,38 +172,6 @@ def test_folder_of_classes_is_split(tmp_path: Path) -> None:
     assert again.source.name == stream.source.name
 
 
-def test_folder_with_images_of_several_sizes(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, ("train", "test"))
-    Image.new("L", (30, 16)).save(folder / "train" / "ant" / "large.png")
-    with pytest.raises(UserError, match="size="):
-        bench.Stream.from_folder(folder, tasks=2)
-    assert bench.Stream.from_folder(folder, tasks=2, size=16).input_shape == (3, 16, 16)
-
-
-def test_bad_folders_are_rejected_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no images"):
-        bench.Stream.from_folder(tmp_path / "missing", tasks=2)
-    folder = make_folder(tmp_path / "one", ("train", "test"))
-    (folder / "train" / "ant" / "broken.jpg").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"broken\.jpg"):
-        bench.Stream.from_folder(folder, tasks=2)
-    only = tmp_path / "single"
-    (only / "cat").mkdir(parents=True)
-    for number in range(3):
-        Image.new("RGB", (8, 8)).save(only / "cat" / f"{number}.png")
-    with pytest.raises(UserError, match="two or more classes"):
-        bench.Stream.from_folder(only, tasks=1)
-
-
-def test_stream_by_name_is_checked_when_it_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="split-mnist"):
-        bench.load_stream("split-mnits")
-    with pytest.raises(UserError, match="missing"):
-        bench.load_stream("split-mnist", root=tmp_path / "missing")
-    with pytest.raises(UserError, match="from_arrays"):
-        bench.load_stream("arrays", root=tmp_path).sequence()
-
-
 def test_classes_of_a_task_are_in_the_order_of_outputs(arrays: Arrays) -> None:
     stream = bench.Stream.from_arrays(*arrays, tasks=[[5, 0], [2, 1], [3, 4]])
     assert [task.classes for task in stream.tasks] == [(5, 0), (2, 1), (3, 4)]
@@ -250,9 +179,3 @@ def test_classes_of_a_task_are_in_the_order_of_outputs(arrays: Arrays) -> None:
     sample, label = stream.tasks[0].train[0]
     (original,) = {int(y[i]) for i in range(len(x)) if np.array_equal(x[i].astype(np.float32), sample)}
     assert (5, 0)[label] == original
-
-
-def test_repr_names_tasks_samples_and_shape(stream: bench.Stream) -> None:
-    words = ("scenario='class'", "3 tasks", "6 classes", "240 training and 120 test samples", "shape 12")
-    assert all(word in repr(stream) for word in words)
-    assert "not loaded" in repr(bench.load_stream("split-mnist", source="digits"))

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from contnorm.bench.data import multilabel
-from contnorm.bench.data.dataset import SPLITS, MultiLabelSource
+from contnorm.bench.data.dataset import MANIFEST, SPLITS, MultiLabelSource
 from contnorm.bench.data.multilabel import (
     Listing,
     Picture,
@@ -24,7 +24,6 @@ from contnorm.bench.data.multilabel import (
 )
 from contnorm.bench.data.pictures import read_picture
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.data.store import MANIFEST
 from contnorm.errors import UserError
 from tests.datasets import DROPPED, real_data, small_coco, small_nus_wide
 

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import checkpoint
-from contnorm.bench.engine.checkpoint import CheckpointWriter, RunFolder, load_checkpoint, load_weights, pack_weights
+from contnorm.bench.engine.checkpoint import CheckpointWriter, RunFolder, load_checkpoint
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.unfinished import is_locked, read_progress, unfinished_runs
-from contnorm.errors import UserError
 
 TENSORS = {
     "half": torch.randn(3, 4).half(),
@@ -59,20 +57,6 @@ def test_torn_checkpoint_is_not_used(tmp_path: Path, keep: int, caplog: pytest.L
     assert load_checkpoint(path) is None and "starts again from step 0" in caplog.text
 
 
-def test_write_error_is_reported_and_the_checkpoint_before_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = saved(tmp_path / "a")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "write_atomically", full)
-    with pytest.raises(UserError, match=r"No space left on device.*Free disk space"), CheckpointWriter() as writer:
-        writer.save(path, TENSORS, {"done": 9})
-    assert read_progress(path)["done"] == 4
-
-
 def test_lock_and_what_stays_of_a_run(tmp_path: Path) -> None:
     run = Run(resolve({"stream": {"name": "split-mnist", "source": "digits"}}, Path("data")), 3)
     options = RunOptions(runs=tmp_path)
@@ -113,11 +97,3 @@ def test_run_resumes_only_where_it_gives_the_same_bits(tmp_path: Path, monkeypat
     saved(folder.checkpoint)
     assert "threads 1, here 2" in folder.start(run, RunOptions(runs=tmp_path, threads=2), source)
     assert json.loads(folder.note.read_bytes())["circumstances"]["threads"] == 1, "what is refused is left as it is"
-
-
-def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(pack_weights(nn.Linear(2, 3)))
-    same, other = nn.Linear(2, 3), nn.Linear(2, 4)
-    load_weights(same, tmp_path / "a.safetensors", "Advice.")
-    with pytest.raises(UserError, match=r"is not a safetensors file with the weights of this network.*Advice"):
-        load_weights(other, tmp_path / "a.safetensors", "Advice.")

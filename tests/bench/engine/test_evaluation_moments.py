@@ -29,10 +29,9 @@ from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserError
-from contnorm.moments.pooling import NonFiniteMomentsError
 from tests.bench.engine import stopped_runs
 from tests.bench.engine.stopped_runs import kill, lanes_of, same_state
-from tests.datasets import small_mnist, small_multi_label
+from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")
 
@@ -138,38 +137,6 @@ def test_memory_moments_are_those_of_a_data_set_with_these_shares(
     assert all(torch.equal(value, before[name]) for name, value in moments_of(made.model).items())
 
 
-def test_batch_weights_without_current_samples_are_those_of_the_replayed_part(root: Path) -> None:
-    config = settings(root, evaluate={"moments": "memory", "weights": "batch"}, memory={"kind": "reservoir", "size": 5})
-    for seed in range(30):
-        made = trainer(config, root, seed)
-        tasks = [task for _, task in memory_by_hand(made, 2)]
-        if 2 not in tasks:
-            break
-    assert 2 not in tasks
-    steps_to_end_of(made, 2)
-    plain = trainer(settings(root, evaluate={"moments": "memory"}, memory={"kind": "reservoir", "size": 5}), root, seed)
-    plain.load(made.state(), made.progress())
-    for name, moments in memory_moments(made, 2).moments.items():
-        other = memory_moments(plain, 2).moments[name]
-        torch.testing.assert_close(moments.new_mean, other.new_mean)
-        torch.testing.assert_close(moments.new_var, other.new_var)
-
-
-@pytest.mark.parametrize("per_batch", [7, 10_000])
-def test_batches_for_moments_have_a_length_and_each_is_run_once(root: Path, per_batch: int) -> None:
-    made = trainer(settings(root, evaluate={"moments": "memory"}), root)
-    steps_to_end_of(made, 2)
-    batches = evaluation.ItemBatches(made, torch.arange(50), torch.ones(50))
-    batches.size = per_batch
-    assert len(list(batches)) == len(batches) == math.ceil(50 / per_batch)
-    runs: list[int] = []
-    hook = made.model.register_forward_pre_hook(lambda module, args: runs.append(len(args[0])))
-    with memory_moments(made, 2):
-        pass
-    hook.remove()
-    assert sum(runs) == len(memory_by_hand(made, 2))
-
-
 def test_memory_moments_change_the_evaluation_alone(root: Path) -> None:
     plain, memory = trainer(settings(root), root), trainer(settings(root, evaluate={"moments": "memory"}), root)
     (first,), (second,) = results(plain), results(memory)
@@ -205,38 +172,6 @@ def test_memory_moments_are_measured_beside_those_of_the_settings(root: Path, mo
     assert second.get("matrix_task_memory") == third.get("matrix_task")
 
 
-def test_runs_of_the_settings_memory_have_no_second_matrix(root: Path) -> None:
-    config = settings(root, evaluate={"moments": "memory"})
-    plain, both = results(trainer(config, root)), results(trainer(config, root, memory_moments=True))
-    assert plain[0].keys() == both[0].keys()
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"norm": {"name": "gn4"}},
-        {"strategy": {"name": "single"}},
-        {"memory": {"size": 1}, "train": {"replay": 1}},  # no variance
-    ],
-)
-def test_runs_that_can_have_no_memory_moments_are_recorded_without(root: Path, more: dict[str, Any]) -> None:
-    config = settings(root, **more)
-    (first,), (second,) = (results(trainer(config, root, memory_moments=both)) for both in (False, True))
-    assert first["matrix"] == second["matrix"] and first.keys() == second.keys()
-
-
-def test_moments_of_the_memory_that_are_not_finite_do_not_end_a_run(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise NonFiniteMomentsError("norm1")
-
-    (first,) = results(trainer(settings(root), root))
-    monkeypatch.setattr(evaluation, "memory_moments", fail)
-    (second,) = results(trainer(settings(root), root, memory_moments=True))
-    assert second["matrix"] == first["matrix"] and "matrix_memory" not in second
-
-
 def test_recorded_memory_moments_do_not_change_the_hash_and_are_resumed(root: Path, tmp_path: Path) -> None:
     config = settings(root)
     plain = record_of(config, RunOptions(runs=tmp_path / "plain", data_root=root))
@@ -255,13 +190,6 @@ def test_recorded_memory_moments_do_not_change_the_hash_and_are_resumed(root: Pa
     assert resumed.evaluated == whole.evaluated
     again = record_of(config, replace(both, runs=tmp_path / "plain"))
     assert list(again.evaluated) == ["running"]  # a recorded run is kept as it is
-
-
-def test_exports_have_the_accuracies_with_memory_moments(root: Path, tmp_path: Path) -> None:
-    record = record_of(settings(root), RunOptions(runs=tmp_path / "runs", data_root=root, memory_moments=True))
-    frame = bench.load_runs(tmp_path / "runs").to_frame(by_task=True)
-    last = frame[(frame["moments"] == "memory") & (frame["after_task"] == 2) & (frame["task"] == 2)]
-    assert last["accuracy"].item() == pytest.approx(record.evaluated["memory"].at(2, 2))
 
 
 def test_task_moments_equal_manual_save_and_restore(root: Path) -> None:
@@ -285,12 +213,6 @@ def test_task_moments_equal_manual_save_and_restore(root: Path) -> None:
     assert all(
         torch.equal(tensor, by_hand.state()[name]) for name, tensor in made.state().items() if "moments" not in name
     )
-
-
-def test_task_moments_ahead_are_the_running_ones(root: Path) -> None:
-    (found,) = results(trainer(settings(root, evaluate={"moments": "task", "ahead": True}), root))
-    matrix, running = found["matrix"]["correct"], found["matrix_running"]["correct"]
-    assert all(matrix[i][j] == running[i][j] for i in range(3) for j in range(i, 3))
 
 
 def test_class_incremental_streams_use_task_moments_where_the_task_is_known(root: Path, tmp_path: Path) -> None:
@@ -360,12 +282,6 @@ def test_moments_stay_frozen_with_every_strategy(root: Path, strategy: str) -> N
     assert not torch.equal(after[1]["norm1.running_mean"], after[0]["norm1.running_mean"])
 
 
-def test_frozen_runs_measure_the_drift_of_their_moments(root: Path) -> None:
-    (found,) = results(trainer(settings(root, norm={"name": "bn", "freeze_after": 1}), root))
-    drift = [row["norm2"]["mean"] for row in found["drift"]["by_task"]]
-    assert len(drift) == 3 and drift[2] > drift[0]
-
-
 MODES: dict[str, dict[str, Any]] = {
     "memory": {"evaluate": {"moments": "memory", "weights": "batch"}},
     "both": {},
@@ -422,33 +338,13 @@ def multi_label(**groups: dict[str, Any]) -> RunConfig:
     return from_dict(merge_settings(merge_settings(STREAMS["cocoseq"].defaults, own), groups))
 
 
-@pytest.mark.slow
-def test_multi_label_streams_have_memory_and_frozen_moments() -> None:
-    source = small_multi_label()
-    plain, memory, frozen = (
-        Trainer(multi_label(**more), 0, source, CPU)
-        for more in ({}, {"evaluate": {"moments": "memory"}}, {"norm": {"freeze_after": 1}})
-    )
-    first, second, third = (results(one)[0] for one in (plain, memory, frozen))
-    assert second["labels_running"] == first["labels"] != second["labels"]
-    (both,) = results(Trainer(multi_label(), 0, source, CPU, memory_moments=True))
-    assert both["labels"] == first["labels"] and both["labels_memory"] == second["labels"]
-    assert third["labels"] != first["labels"] and "labels_running" not in third
-    assert not torch.equal(frozen.model.norm1.running_mean, plain.model.norm1.running_mean)
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         ({"strategy": {"name": "single"}, "evaluate": {"moments": "memory"}}, ("task 0", "0 samples")),
         ({"memory": {"size": 1}, "train": {"replay": 1}, "evaluate": {"moments": "memory"}}, ("task 0", "1 samples")),
-        ({"evaluate": {"weights": "task"}}, ("evaluate.weights=task", "is running")),
-        (
-            {"stream": {"scenario": "free"}, "evaluate": {"moments": "memory", "weights": "batch"},
-             "strategy": {"replay_from": "all"}},
-            ("evaluate.weights=batch", "task-free"),
-        ),
-        ({"stream": {"scenario": "domain"}, "evaluate": {"moments": "task"}}, ("evaluate.moments=task", "=domain")),
+        ({"evaluate": {"weights": "task"}}, ("evaluate.weights=task",)),
+        ({"stream": {"scenario": "domain"}, "evaluate": {"moments": "task"}}, ("evaluate.moments=task",)),
         ({"norm": {"name": "gn4", "freeze_after": 1}}, ("norm.freeze_after=1", "'gn'")),
         ({"norm": {"freeze_after": 3}}, ("norm.freeze_after=3", "below the number of tasks, 3")),
         ({"norm": {"freeze_after": 0}}, ("norm.freeze_after=0",)),
@@ -462,9 +358,3 @@ def test_impossible_settings_are_refused_and_nothing_is_written(
         list(execute([Run(settings(root, **more), 0)], RunOptions(runs=tmp_path / "runs", data_root=root)))
     assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
     assert not (tmp_path / "runs").exists()
-
-
-def test_norms_without_moments_are_evaluated_as_they_are(root: Path) -> None:
-    for moments in ("memory", "task"):
-        (found,) = results(trainer(settings(root, norm={"name": "gn4"}, evaluate={"moments": moments}), root))
-        assert "matrix_running" not in found and len(found["matrix"]["correct"]) == 3

@@ -21,7 +21,6 @@ from torch import nn
 
 from contnorm import bench
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.engine import execute as execution
 from contnorm.bench.engine.execute import execute, group_runs, plan_groups
 from contnorm.bench.engine.launch import Launcher, Processes
 from contnorm.bench.engine.run import Event, Run, RunOptions, list_devices
@@ -252,10 +251,3 @@ def test_devices_that_are_not_there_are_refused(devices: Any, monkeypatch: pytes
     with pytest.raises(UserError, match="devices="):
         list_devices(devices)
     assert list_devices("all") == list_devices([0, 1]) == (0, 1) and list_devices("1") == (1,)
-
-
-def test_work_is_sent_without_its_data() -> None:
-    work = execution.Work(RunOptions(launcher=Processes(2)), prepare=print)
-    work.load("digits")
-    state = work.__getstate__()
-    assert state["_plans"] == {} and state["prepare"] is None and state["options"].launcher is None

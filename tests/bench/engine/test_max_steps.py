@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from rich.console import Console
 
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.engine import evaluate, loop
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.metrics import AccuracyMatrix
 from contnorm.bench.records import Store
-from contnorm.cli.show import show_matrices, show_scores
-from contnorm.report.report import collect_report
-from tests.cli.terminal import printed
 from tests.datasets import small_mnist
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -57,25 +48,3 @@ def test_only_the_tasks_reached_are_evaluated(
     assert len(evaluated) == 2 * tasks + ahead
     assert record.raw.get("reached") == ({"tasks": tasks, "of": 5} if tasks < 5 else None)
     assert all(row[task] is not None for task in range(tasks) for row in record.matrix.correct[task:])
-
-
-@pytest.mark.slow
-def test_record_of_a_capped_run_is_shown_and_reported(root: Path, tmp_path: Path) -> None:
-    """Also beside seeds that reached other numbers of tasks, and a record of all tasks by an earlier version."""
-    store, console = Store(tmp_path), Console(file=io.StringIO(), width=200)
-    jobs = [capped(root, 3), capped(root, 9, evaluate={"moments": "oracle"})]
-    list(execute(jobs, RunOptions(runs=tmp_path, data_root=root)))
-    for job in jobs:
-        raw = dict(store.load(store.path(job.config, 0)).raw)
-        full = AccuracyMatrix([[9] * 5] * 5, [10] * 5)
-        more = {key: vars(full) for key in ("matrix", "matrix_running") if key in raw}
-        drift = {"by_task": raw["drift"]["by_task"][:1] * 5}
-        rest = {key: value for key, value in raw.items() if key not in ("reached", "seed", "seal")}
-        store.save(job.config, 1, {**rest, **more, "drift": drift})
-    records = list(store)
-    assert sorted(record.matrix.tasks for record in records) == [1, 2, 5, 5]
-    show_scores(records, console)
-    show_matrices(records, console)
-    assert "first 3 steps" in printed(console)
-    html = collect_report(tmp_path).html()
-    assert "first 3 steps" in html and "first 1 of 5" in html

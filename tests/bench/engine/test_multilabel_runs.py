@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +20,9 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.label_metrics import LabelStats
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserError
 from tests.bench.engine.stopped_runs import results, train
-from tests.datasets import picture, real_data, small_multi_label
+from tests.datasets import picture, small_multi_label
 
 CPU = torch.device("cpu")
 SOURCE = small_multi_label()
@@ -153,64 +149,6 @@ def test_norms_share_samples_of_a_seed_and_memories_do_not() -> None:
     assert any((a.write != c.write).any() for a, c in zip(bn, reservoir, strict=True))
 
 
-def test_all_strategies_accept_several_labels() -> None:
-    for strategy in ("single", "er", "derpp"):
-        lane = Trainer(settings(strategy={"name": strategy}, train={"max_steps": 4}), 0, SOURCE, CPU)
-        found = finished(lane)
-        assert found["labels"]["tally"][-1]["samples"] == (lane.data.sequence.test.task == 0).sum()
-
-
-@pytest.fixture(scope="module")
-def real_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mini set of real pictures, built as a person builds it."""
-    coco = real_data("cocoseq-mini/instances.json") / "cocoseq-mini"
-    root = tmp_path_factory.mktemp("data")
-    command = [sys.executable, "-m", "contnorm", "data", "cocoseq", "--coco", coco, "--jobs", "1", "--data-root", root]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    return root
-
-
-def real_settings(root: Path, norm: str, strategy: str) -> RunConfig:
-    """Two steps a task at the size of the pictures, with a narrow ResNet-34."""
-    asked = {
-        "stream": {"name": "cocoseq", "train_per_task": 20, "test_per_task": 6},
-        "strategy": {"name": strategy},
-        "norm": {"name": norm},
-        "model": {"name": "resnet34", "width": 4},
-        "memory": {"size": 20},
-    }
-    return resolve(asked, root)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("norm", "strategy"), [("bn", "prs"), ("cn", "prs"), ("cn", "crs")])
-def test_run_on_real_images_learns(real_root: Path, tmp_path: Path, norm: str, strategy: str) -> None:
-    config = real_settings(real_root, norm, strategy)
-    assert (config.memory.kind, config.norm.groups) == ({"prs": "prs", "crs": "reservoir"}[strategy], 4)
-    list(execute([Run(config, 0)], RunOptions(runs=tmp_path, data_root=real_root)))
-    (record,) = Store(tmp_path)
-    assert record.counted.tasks == 4 and 0 <= record.score("map") <= 100
-    assert record.raw["source"]["images"] == 1520 and record.raw["source"]["published_images"] == 41438
-    assert record.raw["census"]["evicted"][-1] > 0
-
-
-@pytest.mark.slow
-def test_stopped_run_on_real_images_resumes_bit_exactly(real_root: Path, tmp_path: Path) -> None:
-    job = Run(real_settings(real_root, "cn", "prs"), 0)
-    whole, stopped = (
-        RunOptions(runs=tmp_path / name, data_root=real_root, checkpoint_every=3) for name in ("whole", "stopped")
-    )
-    list(execute([job], whole))
-    asked_to_stop = iter([False, False])
-    list(execute([job], stopped, stop=lambda: next(asked_to_stop, True)))
-    assert len(unfinished_runs(stopped.runs)) == 1
-    list(execute([job], stopped))
-    (expected,), (found,) = (Store(place.runs) for place in (whole, stopped))
-    for key in ("labels", "census", "classes", "parameters", "source"):
-        assert found.raw[key] == expected.raw[key], key
-
-
 def birds(tmp_path: Path, *gone: int) -> None:
     """A set of one's own in two tasks, built without some of its pictures."""
     rows = ["image,split,task,labels"]
@@ -233,23 +171,6 @@ def of_birds(tmp_path: Path, source: str = "birds") -> RunConfig:
     return resolve({**common, "stream": {"name": "multi-label", "source": source}}, tmp_path)
 
 
-def test_run_resumes_on_its_data_only(tmp_path: Path) -> None:
-    """A set that lacked pictures is built anew when they come; half a run of each would be a run of neither."""
-    birds(tmp_path, 1)
-    job, place = Run(of_birds(tmp_path), 0), RunOptions(runs=tmp_path / "runs", data_root=tmp_path)
-    asked_to_stop = iter([False])
-    list(execute([job], place, stop=lambda: next(asked_to_stop, True)))
-    birds(tmp_path)
-    (event,) = execute([job], place)
-    assert event.kind == "failed" and "data" in event.why and "bit-exact" in event.why
-    assert len(unfinished_runs(place.runs)) == 1, "what is refused is left as it is"
-    shutil.rmtree(tmp_path / "birds")
-    (tmp_path / "pictures" / "1.jpg").unlink()
-    birds(tmp_path, 1)
-    *_, event = execute([job], place)
-    assert event.kind == "finished", "the same pictures give the same fingerprint"
-
-
 def test_user_data_set_is_a_stream(tmp_path: Path) -> None:
     """Built from a table under a name, and run by that name or by its folder."""
     birds(tmp_path)
@@ -262,39 +183,3 @@ def test_user_data_set_is_a_stream(tmp_path: Path) -> None:
     assert found[0].raw["classes"]["names"] == ["owl", "robin", "wren"] and found[0].raw["source"]["name"] == "birds"
     with pytest.raises(UserError, match=r"stream\.source for multi-label: 'brids'\. Did you mean 'birds'"):
         resolve({"stream": {"name": "multi-label", "source": "brids"}}, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"stream": {"name": "cocoseq"}}, "no cocoseq under .*Build it with contnorm data cocoseq --coco DIR"),
-        ({"stream": {"name": "multi-label"}}, "stream multi-label: stream.source is not set.*--set stream.source=NAME"),
-        (
-            {"stream": {"name": "multi-label", "source": "birds"}},
-            "stream.source='birds': there is no multi-label data set under .*`contnorm data birds --csv FILE",
-        ),
-        ({"stream": {"name": "cocoseq", "source": "cifar10"}}, "stream.source for cocoseq: 'cifar10'"),
-        (
-            {"stream": {"name": "cocoseq", "source": "cocoseq"}, "evaluate": {"ahead": True}},
-            "evaluate.ahead=true: cocoseq",
-        ),
-        ({"train": {"clip_value": 0.0}}, "train.clip_value=0.0"),
-        ({"memory": {"rho": 1000}}, "memory.rho=1000"),
-        ({"memory": {"rho": -10.5}}, "memory.rho=-10.5"),
-        ({"train": {"passes": 0}}, "train.passes=0"),
-        ({"train": {"optimizer": "lion"}}, "train.optimizer='lion'"),
-    ],
-)
-def test_invalid_settings_are_refused(values: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        resolve(values, tmp_path)
-    assert "\n" not in str(error.value)
-
-
-def test_strategy_sets_the_default_memory(tmp_path: Path) -> None:
-    def kind(strategy: str, **groups: Any) -> str:
-        stream = {"name": "cocoseq", "source": "cocoseq"}
-        return resolve({"stream": stream, "strategy": {"name": strategy}, **groups}, tmp_path).memory.kind
-
-    assert (kind("PRS"), kind("crs"), kind("er")) == ("prs", "reservoir", "reservoir")
-    assert kind("prs", memory={"kind": "reservoir"}) == "reservoir"

@@ -117,10 +117,6 @@ def test_strategy_without_tags_is_refused_for_a_norm_that_needs_them(file: Path)
         trainer.step()
 
 
-def test_any_true_value_of_needs_tags_gets_tags(file: Path) -> None:
-    assert trainer_of(settings(file, "truthy")).norm_hooks.need_tags
-
-
 def test_layers_are_called_at_task_boundaries_once(file: Path) -> None:
     trainer = trainer_of(settings(file, "on_tasks"))
     finish([trainer])
@@ -187,23 +183,3 @@ def test_extra_draw_is_balanced_and_from_the_memory(file: Path, balance: Any, si
         full = [count for group, count in drawn.items() if count < (groups == group).sum()]  # could give more
         uneven += bool(full) and max(drawn.values()) - min(full) > 1
     assert (uneven == 0) == (balance != "none")
-
-
-def test_extra_draw_that_the_stream_cannot_balance_is_refused(file: Path) -> None:
-    config = settings(file, "plain", stream=FREE)
-    with pytest.raises(UserError, match=r"balance='task', but stream\.scenario=free has no tasks"):
-        PlanCache(load_source("digits", Path("data"))).of(config, 0, 1, ReplayRequest(3, "task"))
-
-
-def test_plan_of_an_extra_draw_is_cached_apart(file: Path) -> None:
-    config, plans = settings(file, "plain"), PlanCache(load_source("digits", Path("data")))
-    draws = [None, ReplayRequest(3, "none"), ReplayRequest(3, "class")]
-    made = [plans.of(config, 0, 1, draw)[1] for draw in draws]
-    assert [plans.of(config, 0, 1, draw)[1] is plan for draw, plan in zip(draws, made, strict=True)] == [True] * 3
-    assert len({id(plan) for plan in made}) == 3
-
-
-def test_layer_that_needs_tags_in_evaluation_is_refused_before_training(file: Path) -> None:
-    file.write_text(NETWORK.replace("if self.training and tags is not None:", "if tags.task is not None:"))
-    with pytest.raises(UserCodeError, match=r"tagged': for images of shape .* has no attribute 'task'"):
-        trainer_of(settings(file, "tagged"))

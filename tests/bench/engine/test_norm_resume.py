@@ -12,13 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from contnorm import batch_tags
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.convert.conversion import convert_norm
-from contnorm.errors import UserError
 from contnorm.moments.freeze import frozen_stats
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 
@@ -143,36 +141,3 @@ def test_run_without_replay_gets_balanced_batches_too() -> None:
     layer: Any = next(module for module in trainer.model.modules() if hasattr(module, "replay_request"))
     assert layer.num_batches_tracked == len(trainer.plan.steps)
     assert all(len(step.replay[-1]) == 4 for step in trainer.plan.steps[1:])
-
-
-def test_own_settings_reach_the_layers() -> None:
-    config = settings("iabn", k=2.0)
-    assert config.norm.options == (("k", 2.0),)
-    assert all(m.k == 2.0 for m in trainer_of(config).model.modules() if hasattr(m, "k"))
-    assert settings("iabn", k=4.0) == settings("iabn")
-    config = settings("bnt", balanced_size=9)
-    trainer = trainer_of(config)
-    assert [len(step.replay[-1]) for step in trainer.plan.steps[:4]] == [0, 6, 9, 9]
-    assert all(m.momentum == 0.05 for m in trainer_of(settings("rbn")).model.modules() if hasattr(m, "momentum"))
-    config = settings("rbn", momentum=0.2)
-    assert all(m.momentum == 0.2 for m in trainer_of(config).model.modules() if hasattr(m, "momentum"))
-
-
-@pytest.mark.parametrize(
-    ("norm", "options", "words"),
-    [
-        ("iabn", {"k": -1.0}, "k=-1.0 must be"),
-        ("bnt", {"balanced_size": 0}, "balanced_size=0 must be"),
-        ("iabn", {"kk": 1.0}, "norm.kk"),
-    ],
-)
-def test_wrong_own_setting_is_refused(norm: str, options: dict[str, Any], words: str) -> None:
-    with pytest.raises((UserError, ValueError), match=words):
-        trainer_of(settings(norm, **options))
-
-
-def test_tags_are_not_needed_in_evaluation() -> None:
-    trainer = trainer_of(settings("bnt"))
-    with batch_tags(None), torch.no_grad():
-        logits = trainer.model.eval()(trainer.data.test_x(torch.arange(3)))
-    assert logits.shape[0] == 3 and bool(logits.isfinite().all())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.bench.engine.provenance import commit_of, package_commit
+from contnorm.bench.engine.provenance import commit_of
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -47,13 +47,3 @@ def test_git_environment_variables_are_ignored(project: Path, monkeypatch: pytes
     monkeypatch.setenv("GIT_DIR", str(project / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(project / "venv" / "package"))
     assert commit_of(project / "venv" / "package" / "__init__.py") is None
-
-
-def test_commit_without_git_is_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert commit_of(project / "mine.py") is None
-
-
-def test_package_commit_is_a_short_hash_or_none() -> None:
-    found = package_commit()
-    assert found is None or len(found.removesuffix("-dirty")) == 12

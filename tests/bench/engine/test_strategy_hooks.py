@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
@@ -75,58 +73,6 @@ def test_own_settings_reach_the_strategy_and_the_record(tmp_path: Path) -> None:
     assert trainer_of(config).strategy.settings.temperature == 4.0
     assert dict(config.strategy.options) == {"temperature": 4.0, "layers": 1, "kind": "soft", "limit": None}
     assert config.hash != settings(user_strategy(tmp_path, SETTINGS)).hash
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"temprature": 2}, "unknown key 'strategy.temprature'. Did you mean 'strategy.temperature'"),
-        ({"temperature": "hot"}, "strategy.temperature='hot'"),
-        ({"layers": 1.5}, "strategy.layers=1.5"),
-    ],
-)
-def test_invalid_own_setting_is_one_line(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    name = user_strategy(tmp_path, SETTINGS)
-    with pytest.raises(UserError) as error:
-        settings(name, own=given)
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-class Scaled(bench.Strategy):
-    """With settings of its own, for the Python API."""
-
-    @dataclass(frozen=True)
-    class Settings:
-        factor: float = 1.0
-
-    def loss(self, model: Any, head: Any, stream: Any) -> Any:
-        return head.cross_entropy(bench.forward(model, stream), stream).mean() * self.settings.factor, None
-
-
-@pytest.mark.slow
-def test_objects_with_own_settings_are_different_runs(tmp_path: Path) -> None:
-    stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=20)
-    results = [
-        bench.run(stream, strategy=strategy, runs=tmp_path, lanes=1, settings=more)
-        for strategy, more in (
-            (Scaled, {}),
-            (Scaled(), {}),
-            (Scaled(factor=2.0), {}),
-            (Scaled, {"strategy.factor": 2.0}),
-        )
-    ]
-    hashes = [result.config.hash for result in results]
-    assert hashes[0] == hashes[1] != hashes[2] == hashes[3]
-    assert results[2].config.strategy.name.endswith("test_strategy_hooks.py:Scaled")
-
-
-def test_object_with_unknown_own_setting_is_refused() -> None:
-    with pytest.raises(UserError, match=r"unknown key 'strategy.facter'. Did you mean 'strategy.factor'"):
-        Scaled(facter=2.0)
-    with pytest.raises(UserError, match=r"strategy.factor='a'"):
-        Scaled(factor="a")
-    with pytest.raises(UserError, match="temperature must be above 0"):
-        bench.LwF(temperature=0.0)
 
 
 @pytest.mark.parametrize(
@@ -230,12 +176,6 @@ def test_task_hooks_on_a_task_free_stream_are_refused(tmp_path: Path, strategy: 
     name = user_strategy(tmp_path, HOOKS) if strategy == "mine" else strategy
     with pytest.raises(UserError, match=r"stream.scenario=free: .* no task boundaries, at which strategy .* has hooks"):
         trainer_of(settings(name, stream={"scenario": "free"}))
-
-
-def test_er_ace_runs_on_a_task_free_stream() -> None:
-    trainer = trainer_of(settings("er-ace", stream={"scenario": "free"}))
-    finish([trainer])
-    assert trainer.strategy.seen.all()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

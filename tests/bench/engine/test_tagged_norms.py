@@ -13,8 +13,6 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.strategies.base import Batch, together
-from contnorm.errors import UserError
 from contnorm.norms import balanced
 from contnorm.norms.balanced import AdaptiveBalanceNormBase, TaskBalancedNormBase
 from tests.bench.engine.stopped_runs import finish
@@ -80,7 +78,7 @@ def test_balance_is_learned_for_the_tasks_of_the_stream() -> None:
 def test_parts_follow_the_batches_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(settings("tbbn"))
     seen: list[tuple[int, int, int]] = []
-    step = balanced._balanced_step
+    step = task_balanced._balanced_step
 
     def recorded(x: torch.Tensor, *arguments: Any) -> Any:
         *_, stream, parts = arguments
@@ -128,51 +126,6 @@ def test_trainers_together_give_the_same_bits(norm: str) -> None:
         train(trainer)
     for a, b in zip(together_, alone, strict=True):
         assert_same(a, b)
-
-
-def test_separate_passes_are_refused_where_they_are_not_defined() -> None:
-    with pytest.raises(UserError, match=r"strategy.forward=separate: norm 'tbbn' is not defined .*forward=joint"):
-        trainer_of(settings("tbbn", forward="separate"))
-    trainer_of(settings("tbbn", "single", forward="separate"))  # nothing is replayed
-    train(trainer_of(settings("adab2n", forward="separate")))
-
-
-def test_stream_without_task_boundaries_is_refused() -> None:
-    for norm in NORMS:
-        with pytest.raises(UserError, match=f"no task boundaries, at which norm '{norm}' has hooks"):
-            trainer_of(settings(norm, scenario="free", memory="reservoir"))
-
-
-def test_too_many_tasks_are_refused_before_training() -> None:
-    with pytest.raises(UserError, match=r"has num_tasks=2\. Set norm.num_tasks=3"):
-        trainer_of(settings("adab2n", options={"num_tasks": 2}))
-
-
-def test_options_are_settings_of_the_run() -> None:
-    config = settings("adab2n", options={"kappa": 0.4, "lam": 1, "ada_t0": 1, "renormalize": False})
-    assert dict(config.norm.options) == {"ada_t0": 1, "kappa": 0.4, "lam": 1.0}  # defaults are not recorded
-    layer = next(m for m in trainer_of(config).model.modules() if isinstance(m, AdaptiveBalanceNormBase))
-    assert (layer.kappa, layer.lam, layer.ada_t0, layer.momentum) == (0.4, 1.0, 1, 0.1)
-    with pytest.raises(UserError, match=r"unknown key 'norm.kapa'. Did you mean 'norm.kappa'"):
-        settings("adab2n", options={"kapa": 0.4})
-    with pytest.raises(UserError, match=r"norm.ada_t0='one': input should be a valid integer"):
-        settings("adab2n", options={"ada_t0": "one"})
-    with pytest.raises(UserError, match=r"kappa=2.0 must"):
-        trainer_of(settings("adab2n", options={"kappa": 2.0}))
-
-
-def test_concatenated_batches_know_where_the_memory_begins() -> None:
-    def part(size: int, stream_size: int | None) -> Batch:
-        index = torch.zeros(size, dtype=torch.int64)
-        return Batch(torch.zeros(size, 2), index, index, stream_size=stream_size)
-
-    stream, memory, unknown = part(3, 3), part(2, 0), part(2, None)
-    assert together(stream, memory, memory).stream_size == 3
-    assert together(stream, stream, memory).stream_size == 6
-    assert together(together(stream, memory), memory).stream_size == 3
-    assert together(memory, memory).stream_size == 0
-    assert together(memory, stream).stream_size is None
-    assert together(stream, unknown).stream_size is None
 
 
 class _NoHostCopies(TorchDispatchMode):

@@ -47,10 +47,6 @@ def test_task_aware_and_class_counts_use_the_same_outputs(root: Path) -> None:
     assert sum(within) > sum(all_right)  # else the two could be mixed up unseen
 
 
-def test_task_incremental_streams_have_one_count(root: Path) -> None:
-    assert list(count_predictions(lane(root, "task"), 5)) == ["matrix"]
-
-
 def test_record_has_both_counts(root: Path, tmp_path: Path) -> None:
     values = {
         "stream": {"name": "split-mnist", "scenario": "class"},

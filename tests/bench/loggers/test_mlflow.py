@@ -14,8 +14,6 @@ pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from contnorm.bench.loggers import LoggedRun, MLflowLogger
-
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +63,3 @@ def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path
     assert run.info.status == "FINISHED"
     for name in ("loss", "accuracy/task_0", "score/acc"):
         assert series(client, run, name) == list(memo.series(name).items())
-
-
-def test_run_that_starts_anew_is_another_run(run: LoggedRun, tmp_path: Path, client: MlflowClient) -> None:
-    for _ in range(2):
-        logger = MLflowLogger(tmp_path / "runs-logs")
-        logger.start(run)
-        logger.metrics(run, 10, {"loss": 0.5})
-        logger.end(run, "finished")
-    assert [series(client, logged, "loss") for logged in runs_of(client)] == [[(10, 0.5)], [(10, 0.5)]]

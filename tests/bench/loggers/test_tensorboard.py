@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,6 @@ pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
-
-from contnorm.bench.loggers import LoggedRun, TensorBoardLogger
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -61,18 +58,3 @@ def test_stopped_and_resumed_run_has_every_step_once(stream: bench.Stream, tmp_p
     assert len(list(folder.glob("events.*"))) == 2
     for name in ("loss", "accuracy/task_0", "score/acc"):
         assert series(read(folder), name) == single(memo.series(name))
-
-
-def test_steps_that_are_repeated_after_a_kill_count_once(run: LoggedRun, tmp_path: Path) -> None:
-    killed = TensorBoardLogger(tmp_path)
-    killed.start(run)
-    for step in (10, 20, 30, 40):
-        killed.metrics(run, step, {"loss": -step})
-    killed.close()
-    again, resumed = TensorBoardLogger(tmp_path), replace(run, done=20)
-    again.start(resumed)
-    for step in (30, 40, 50):
-        again.metrics(resumed, step, {"loss": step})
-    again.end(resumed, "finished")
-    expected = [(10, -10.0), (20, -20.0), (30, 30.0), (40, 40.0), (50, 50.0)]
-    assert series(read(tmp_path / "tensorboard" / run.folder), "loss") == expected

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from contnorm import bench
-from contnorm.errors import UserError
 from tests.bench.loggers.conftest import Memo, StopAt
 
 wandb = pytest.importorskip("wandb", reason="wandb is not installed")
@@ -89,14 +88,3 @@ def test_stopped_and_resumed_run_is_one_run(stream: bench.Stream, tmp_path: Path
     assert len(ids) == 1
     for name in ("loss", "accuracy/task_0", "score/acc"):
         assert metrics[name] == list(memo.series(name).items())
-
-
-def test_missing_key_is_reported_before_anything_is_written(
-    stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wandb, "login", lambda **_: False)
-    monkeypatch.setenv("WANDB_MODE", "online")
-    wandb.teardown()
-    with pytest.raises(UserError, match="WANDB_MODE=offline"):
-        bench.run(stream, runs=tmp_path / "runs", log="wandb")
-    assert not (tmp_path / "runs").exists() and not (tmp_path / "runs-logs").exists()

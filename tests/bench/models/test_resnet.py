@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.build import build_model
-from contnorm.bench.models.resnet import DEPTHS, DeepResNet, ResNet18
+from contnorm.bench.models.networks import DEPTHS, DeepResNet, ResNet18
 from contnorm.convert.conversion import convert_norm
 from contnorm.errors import UserError
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
-from contnorm.bench.data.dataset import Progress
+from contnorm.bench.data.dataset import Progress, new_folder, save_source
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, build, list_cocoseq, list_csv, list_nus_wideseq
 from contnorm.bench.data.registry import FETCHABLE, SOURCES, data_root, fetch
-from contnorm.bench.data.store import new_folder, save_source
 from contnorm.bench.streams.tasks import ALIASES, STREAMS
 from contnorm.errors import UserError, unknown
 

@@ -20,8 +20,8 @@ from rich.text import Text
 from contnorm.bench.components import own_code
 from contnorm.bench.config.defaults import changed, stream_name, varying
 from contnorm.bench.config.schema import format_settings
+from contnorm.bench.data.dataset import find_stored
 from contnorm.bench.data.registry import data_root, digits_notice, load_with_progress
-from contnorm.bench.data.store import find_stored
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, Run, RunOptions

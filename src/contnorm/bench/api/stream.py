@@ -7,34 +7,32 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from contnorm.bench.api.samples import read_benchmark, read_samples
 from contnorm.bench.components import Component, components, find_component, user_code_errors
 from contnorm.bench.config.defaults import stream_name
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict, with_setting
 from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
-from contnorm.bench.data.dataset import ArraySource, Source
+from contnorm.bench.data.dataset import ArraySource, Source, find_stored, list_stored, read_manifest
 from contnorm.bench.data.registry import data_root, load_source
-from contnorm.bench.data.store import find_stored, list_stored, read_manifest
 from contnorm.bench.escape import html_table
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.records import LARGEST_SEED
 from contnorm.bench.strategies import build_strategy
-from contnorm.bench.strategies.base import Batch
+from contnorm.bench.strategies.base import Batch, OutputMask
 from contnorm.bench.streams.device import DeviceStream
 from contnorm.bench.streams.tasks import ALIASES, STREAMS, TaskSequence, build_stream, find_stream
 from contnorm.errors import UserError, unknown
-
-__all__ = ["Stream", "Task", "TaskDataset", "list_seeds", "load_stream"]
 
 CPU = torch.device("cpu")
 MOST_SHOWN = 20  # tasks of a stream, and classes of a task, in the table of a notebook
@@ -224,7 +222,7 @@ class Stream:
             name: Name of the data in tables and records.
             **settings: Settings of the stream, as in `from_arrays`.
         """
-        arrays = *read_samples(train, "train"), *read_samples(test, "test")
+        arrays = *_read_samples(train), *_read_samples(test)
         source = array_source(*arrays, tasks=tasks, task_ids=None, name=name)
         return cls._of_user("arrays", source, settings)
 
@@ -236,9 +234,8 @@ class Stream:
         index that several experiences use is then a class of its own in each, named as ``"3:0"`` (experience 3, class
         0). If all have the same one, it is ``"class"``, or ``"domain"`` if experiences share classes.
 
-        All samples are read into memory, with the benchmark's transforms of evaluation. Images of type uint8 (without
-        a transform to a tensor) are scaled to [0, 1]; other values are used as they are. A benchmark with other
-        transforms in training, such as random crops, needs a choice of ``augment``.
+        All samples are read into memory, with the benchmark's transforms of evaluation, also those of training. Images
+        of type uint8 (without a transform to a tensor) are scaled to [0, 1]; other values are used as they are.
 
         Args:
             benchmark: Benchmark with a ``train_stream`` and a ``test_stream`` of as many experiences.
@@ -248,11 +245,29 @@ class Stream:
 
         Raises:
             UserError: If a stream can't represent the benchmark: several tasks in an experience, task labels that are
-                neither all equal nor all different, labels that are no classes, or other transforms in training.
+                neither all equal nor all different, or labels that are no classes.
         """
-        read = read_benchmark(benchmark, settings.get("augment"))
-        source = array_source(*read.arrays, tasks=read.tasks, task_ids=read.task_ids, name=name)
-        return cls._of_user("arrays", source, {"scenario": read.scenario, **settings})
+        experiences = list(zip(benchmark.train_stream, benchmark.test_stream, strict=True))
+        splits = [[_read_samples(_in_evaluation(pair[i].dataset)) for pair in experiences] for i in (0, 1)]
+        task_labels = [label for one, _ in experiences for label in set(getattr(one, "task_labels", None) or [0])]
+        classes = [list(dict.fromkeys(sorted(labels))) for _, labels in splits[0]]
+        shared = len(set(chain(*classes))) < len(list(chain(*classes)))
+        if len(task_labels) == len(experiences) == len(set(task_labels)) > 1:
+            scenario = "task"
+        elif len(set(task_labels)) == 1:
+            scenario = "domain" if shared and len(experiences) > 1 else "class"
+        else:
+            raise UserError(f"from_avalanche: use one task label, or one for each experience, not {task_labels}.")
+        if scenario == "task" and shared:  # each experience has classes of its own
+            splits = [[(x, [f"{i}:{y}" for y in labels]) for i, (x, labels) in enumerate(split)] for split in splits]
+            classes = [[f"{i}:{y}" for y in labels] for i, labels in enumerate(classes)]
+        arrays = [part for split in splits for part in (np.concatenate([x for x, _ in split]),
+                                                        list(chain(*(labels for _, labels in split))))]  # fmt: skip
+        ids = [np.repeat(np.arange(len(split)), [len(labels) for _, labels in split]) for split in splits]
+        by_id = scenario == "domain"
+        tasks, task_ids = (None, (ids[0], ids[1])) if by_id else (classes, None)
+        source = array_source(*arrays, tasks=tasks, task_ids=task_ids, name=name)
+        return cls._of_user("arrays", source, {"scenario": scenario, **settings})
 
     @classmethod
     def _of_user(cls, kind: str, source: ArraySource, settings: Mapping[str, Any]) -> Stream:
@@ -415,6 +430,24 @@ class Stream:
         return f"<p>{html.escape(repr(self))}</p>{table}{rest}"
 
 
+def _read_samples(dataset: Any) -> tuple[np.ndarray, list[Any]]:
+    """Return the samples of a map-style data set of ``(x, label, ...)`` as one array, and their labels."""
+    samples, labels = [], []
+    for i in range(len(dataset)):
+        x, label = dataset[i][:2]
+        array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        is_picture = hasattr(x, "getbands") and array.ndim == 3  # of Pillow: channels last
+        samples.append(array.transpose(2, 0, 1) if is_picture else array)
+        labels.append(label.item() if hasattr(label, "item") else label)
+    return np.stack(samples), labels
+
+
+def _in_evaluation(dataset: Any) -> Any:
+    """Return a data set of Avalanche with its transforms of evaluation; one without groups of transforms as it is."""
+    change = getattr(dataset, "eval", None)
+    return change() if callable(change) else dataset
+
+
 def load_stream(name: str, root: str | Path | None = None, *, allow_missing: bool = False, **settings: Any) -> Stream:
     """Load a stream by name.
 
@@ -483,3 +516,50 @@ def _class_names(source: Source, sequence: TaskSequence, task: int) -> tuple[Any
             outputs, first = np.unique(items.label[of_task], return_index=True)
             class_of |= dict(zip(outputs.tolist(), classes[first].tolist(), strict=True))
     return tuple(names[class_of[output]] for output in sorted(class_of))
+
+
+def evaluate(
+    model: nn.Module, stream: Stream, *, tasks: int | None = None, seed: int = 0, batch_size: int = 1000
+) -> NDArray[np.float64]:
+    """Return the accuracy of a network on the test samples of each task, in percent.
+
+    The network is evaluated as `bench.run` does it: in evaluation mode, and among the outputs that the scenario of the
+    stream allows. Its mode is restored afterwards.
+
+    Args:
+        model: A network with one output per class of the stream (`Stream.num_outputs`).
+        stream: The stream; not a multi-label one.
+        tasks: Number of tasks to evaluate, from the first; None for all.
+        seed: Seed of the run that the network was trained in.
+        batch_size: Samples per forward pass.
+
+    Example:
+        >>> stream = Stream.from_arrays(np.eye(4), [0, 1, 2, 3], np.eye(4), [0, 1, 2, 3], tasks=2)
+        >>> evaluate(nn.Identity(), stream)
+        array([100., 100.])
+    """
+    parameter = next(iter(model.parameters()), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    data = DeviceStream(stream.sequence(seed), device)
+    if data.sequence.multi_label:
+        raise UserError("evaluate: a multi-label stream has no accuracies. Use bench.run, whose results have scores().")
+    mask = OutputMask(data.competing)
+    was_training = model.training
+    model.eval()
+    correct = np.zeros(data.sequence.tasks)
+    total = np.bincount(data.sequence.test.task, minlength=data.sequence.tasks)
+    try:
+        with torch.no_grad():
+            for items in torch.split(torch.arange(len(data.sequence.test), device=device), batch_size):
+                task, label = data.test.task[items], data.test.label[items]
+                logits = model(data.test_x(items))
+                if logits.shape != (len(items), data.sequence.outputs):
+                    raise UserError(
+                        f"the network returns {tuple(logits.shape)} for {len(items)} samples. The stream has "
+                        f"{data.sequence.outputs} outputs (Stream.num_outputs)."
+                    )
+                right = mask(logits.float(), task).argmax(1) == label
+                np.add.at(correct, task.cpu().numpy(), right.cpu().numpy())
+    finally:
+        model.train(was_training)
+    return (100 * correct / total)[:tasks]

@@ -10,8 +10,8 @@ from typing import Any
 from contnorm.bench.components import find_component
 from contnorm.bench.config.defaults import apply_defaults
 from contnorm.bench.config.schema import RunConfig
+from contnorm.bench.data.dataset import find_stored, list_stored, read_manifest
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
-from contnorm.bench.data.store import find_stored, list_stored, read_manifest
 from contnorm.bench.memories import resolve_memory
 from contnorm.bench.models.pretrained import weights_hash
 from contnorm.bench.models.user_norms import resolve_user_norm

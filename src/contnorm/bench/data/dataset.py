@@ -1,16 +1,29 @@
-"""Data sets in memory or memory-mapped: images with one label, the user's arrays, and images with several labels."""
+"""Data sets in memory and on disk: images with one label, the user's arrays, and images with several labels.
+
+On disk, a data set is a folder with a manifest and one ``.npy`` file per array, memory-mapped when it is loaded. Data
+sets that users add, multi-label data sets that are built, and the decoded files of published data sets all have this
+format. The manifest has the fields of the data set that are no arrays, and notes on how it was made.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from contnorm.atomic_files import write_atomically
+from contnorm.errors import UserError
 
 Images: TypeAlias = "NDArray[np.uint8]"
 Labels: TypeAlias = "NDArray[np.int64]"
@@ -119,3 +132,139 @@ def groups_by_count(counts: Iterable[int]) -> tuple[str, ...]:
         "majority" if count > MAJORITY_ABOVE else "minority" if count < MINORITY_BELOW else "moderate"
         for count in counts
     )
+
+
+# Data sets on disk
+
+MANIFEST = "dataset.json"
+VERSION = 2
+KINDS: dict[str, Any] = {cls.__name__: cls for cls in (Source, ArraySource, MultiLabelSource)}
+CACHE_FOLDER = ".contnorm"  # name of the cache folder next to the files of a published data set
+
+Manifest = Mapping[str, Any]
+
+
+def find_stored(name: str, root: Path) -> Path | None:
+    """Return the folder of a data set, given its name under the root, its name and digest, or its path.
+
+    None if there is none of this name, or none with this digest (``flowers@1a2b...``).
+    """
+    plain, _, digest = name.partition("@")
+    folder = root / plain
+    if name and (folder / MANIFEST).is_file():
+        return folder if not digest or read_manifest(folder)["name"] == name else None
+    return Path(name) if name and (Path(name) / MANIFEST).is_file() else None
+
+
+def list_stored(root: Path) -> dict[str, Path]:
+    """Return the folders of the data sets directly under a root, by folder name."""
+    return {path.parent.name: path.parent for path in sorted(root.glob(f"*/{MANIFEST}"))}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read a manifest: the fields of the data set that are no arrays, its ``kind``, and notes in ``about``."""
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+    if manifest.get("version") != VERSION:
+        raise UserError(f"{folder}: was written by another version of contnorm. Delete it, and add or build it again.")
+    return manifest
+
+
+def describe_stored(manifest: Manifest) -> str:
+    """Describe a data set by its numbers of tasks, samples and classes.
+
+    Example:
+        >>> describe_stored({"tasks": 4, "samples": {"train": 5, "test": 3}, "classes": 7})
+        '4 tasks, 8 samples of 7 classes'
+    """
+    blocks = manifest.get("task_classes", ())
+    tasks = "tasks of samples" if blocks is None else f"{manifest.get('tasks', len(blocks))} tasks"
+    return f"{tasks}, {sum(manifest['samples'].values()):,} samples of {manifest['classes']} classes"
+
+
+def load_stored(folder: Path) -> Source:
+    """Load a data set, memory-mapped. Arrays are mapped copy-on-write: torch takes writable memory only."""
+    manifest = read_manifest(folder)
+    values: dict[str, Any] = {}
+    for part in fields(kind := KINDS[manifest["kind"]]):
+        file = folder / f"{part.name}.npy"
+        is_array = part.name not in manifest
+        values[part.name] = np.lib.format.open_memmap(file, mode="c") if is_array else _tuples(manifest[part.name])
+    source: Source = kind(**values)
+    return source
+
+
+def _tuples(value: Any) -> Any:
+    """Return a value with tuples in place of the lists of JSON."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def save_source(source: Source, folder: Path, **about: Any) -> None:
+    """Write a data set; arrays that were decoded into their files are kept. The manifest is written last.
+
+    Args:
+        source: The data set.
+        folder: The folder.
+        **about: Notes on how it was made, for the manifest.
+    """
+    samples = {"train": len(source.train_labels), "test": len(source.test_labels)}
+    shape = source.train_images.shape[1:]
+    manifest: dict[str, Any] = {"version": VERSION, "kind": type(source).__name__, "samples": samples, "shape": shape}
+    for part in fields(source):
+        value, file = getattr(source, part.name), folder / f"{part.name}.npy"
+        if not isinstance(value, np.ndarray):
+            manifest[part.name] = value
+        elif not file.exists():
+            np.save(file, value, allow_pickle=False)
+    write_atomically(folder / MANIFEST, json.dumps({**manifest, "about": about}, indent=1).encode())
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Context manager that gives a temporary folder, which replaces the folder at the end; not after an exception."""
+    partial = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        shutil.rmtree(folder, ignore_errors=True)  # a process that has mapped it keeps it
+        partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def load_decoded(name: str, folder: Path, inputs: Sequence[Path], decode: Callable[[Path], Source]) -> Source:
+    """Load the decoded copy of a published data set; decode it first if there is none or its files have changed.
+
+    The copy is in ``.contnorm`` next to the files, or in the user's cache if that folder is not writable.
+
+    Args:
+        name: Name of the data set.
+        folder: Folder of its files.
+        inputs: Files and folders that change whenever the data set does.
+        decode: Returns the data set; may write arrays into the given folder, under the names of its fields.
+    """
+    from filelock import FileLock
+
+    cache = folder / CACHE_FOLDER
+    if os.access(cache if cache.exists() else folder, os.W_OK):
+        cache.mkdir(exist_ok=True)  # first, since it changes the time of the folder
+        copy = cache / name
+    else:
+        user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "contnorm"
+        copy = user_cache / f"{name}-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]}"
+    signature = {
+        os.path.relpath(path, folder): [path.is_file() * path.stat().st_size, path.stat().st_mtime_ns]
+        for path in inputs
+    }
+
+    def is_current(stored: Path) -> bool:
+        return (stored / MANIFEST).is_file() and read_manifest(stored)["about"]["inputs"] == signature
+
+    if is_current(cache / name):
+        return load_stored(cache / name)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(copy.with_name(f".{copy.name}.lock")):  # another process may be decoding it
+        if not is_current(copy):
+            with new_folder(copy) as partial:
+                save_source(decode(partial), partial, inputs=signature)
+    return load_stored(copy)

@@ -28,10 +28,20 @@ from typing import Any
 
 import numpy as np
 
-from contnorm.bench.data.dataset import GROUPS, SPLITS, MultiLabelSource, Progress, groups_by_count, published
+from contnorm.bench.data.dataset import (
+    GROUPS,
+    MANIFEST,
+    SPLITS,
+    MultiLabelSource,
+    Progress,
+    groups_by_count,
+    new_folder,
+    published,
+    read_manifest,
+    save_source,
+)
 from contnorm.bench.data.pictures import BLOCK, decode_pictures
 from contnorm.bench.data.registry import Fetchable, fetch
-from contnorm.bench.data.store import MANIFEST, new_folder, read_manifest, save_source
 from contnorm.errors import UserError
 
 PUBLISHED_STREAMS = ("cocoseq", "nus-wideseq")

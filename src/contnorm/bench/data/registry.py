@@ -1,7 +1,7 @@
 """Published data sets: names, file layouts, published counts, downloads, and loading of any data set.
 
-Published files are decoded once and memory-mapped from then on; see `contnorm.bench.data.store`. Multi-label data sets
-are built beforehand by `contnorm data`.
+Published files are decoded once and memory-mapped from then on, as `contnorm.bench.data.dataset` describes. Multi-label
+data sets are built beforehand by `contnorm data`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from contnorm.bench.data import formats
-from contnorm.bench.data.dataset import Labels, Progress, Source, Split, published
+from contnorm.bench.data.dataset import (
+    MANIFEST,
+    Labels,
+    Progress,
+    Source,
+    Split,
+    find_stored,
+    list_stored,
+    load_decoded,
+    load_stored,
+    published,
+)
 from contnorm.bench.data.pictures import decode_pictures, decoder_name
-from contnorm.bench.data.store import MANIFEST, find_stored, list_stored, load_decoded, load_stored
 from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
 from contnorm.errors import UserError, unknown
 

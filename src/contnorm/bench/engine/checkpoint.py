@@ -146,28 +146,19 @@ class CheckpointWriter:
 
     def save(self, path: Path, tensors: Mapping[str, Tensor], progress: dict[str, Any]) -> None:
         """Copy the tensors to the host and let the copies be written, after the checkpoint before."""
-        self.wait(path)
+        if path in self._writes:
+            self._writes.pop(path).result()
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         metadata = {"progress": json.dumps(progress)}
         self._writes[path] = self._worker.submit(lambda: write_atomically(path, save(copies, metadata)))
-
-    def wait(self, path: Path) -> None:
-        """Wait until the last checkpoint of a run is written, and raise its error."""
-        if path in self._writes:
-            try:
-                self._writes.pop(path).result()
-            except OSError as error:
-                why = f"{path}: can't be written ({error.strerror}). Free disk space, and run it again."
-                raise UserError(why) from error
 
     def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
         self._worker.shutdown(wait=True)
-        if kind is None:
-            for path in list(self._writes):
-                self.wait(path)
+        for write in self._writes.values() if kind is None else ():
+            write.result()
 
 
 def weights_path(record: Path) -> Path:
@@ -188,11 +179,11 @@ def pack_weights(model: nn.Module) -> bytes:
     return content.getvalue()
 
 
-def load_run_weights(model: nn.Module, record: Path) -> None:
+def load_weights(model: nn.Module, record: Path) -> None:
     """Load the weights that were saved next to a record into a network.
 
     Raises:
-        UserError: If there are none, or they are of another run.
+        UserError: If there are none, or they are of a network with other norms.
     """
     path = weights_path(record)
     if not path.is_file():
@@ -200,29 +191,6 @@ def load_run_weights(model: nn.Module, record: Path) -> None:
             f"{path}: the weights of this run were not saved. Move {record} away, and run it again "
             f"with the same settings and keep_weights=True (--keep-weights)."
         )
-    load_weights(model, path, f"Move it and {record} away, and run it again with --keep-weights.")
-
-
-def load_weights(model: nn.Module, path: Path, advice: str) -> None:
-    """Load the weights in a safetensors file into a network.
-
-    Args:
-        model: The network.
-        path: The file.
-        advice: What to do about an error, for its message.
-
-    Raises:
-        UserError: If the file can't be read or belongs to another network, or to one with other norms.
-    """
-    try:
-        tensors = load(path.read_bytes())
-        other_norms = differences_from_file(model, path)
-        if not other_norms:
-            model.load_state_dict(tensors)
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        detail = " ".join(str(error).split())
-        raise UserError(
-            f"{path}: is not a safetensors file with the weights of this network ({detail}). {advice}"
-        ) from error
-    if other_norms:
-        raise UserError(f"{path}: has the weights of a network with other norms: {other_norms}. {advice}")
+    if other_norms := differences_from_file(model, path):
+        raise UserError(f"{path}: has the weights of a network with other norms: {other_norms}.")
+    model.load_state_dict(load(path.read_bytes()))

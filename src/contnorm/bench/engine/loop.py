@@ -95,7 +95,7 @@ def train_lanes(
     group, tasks = _Group(lanes), len(lanes[0].trainer.plan.ends)
     intervals = every, REPORT_EVERY, log_every or every
     yield from [lane.event("started", provenance=lane.provenance) for lane in lanes]
-    with group.writer:
+    with group.writer or nullcontext():
         try:
             for task in range(lanes[0].measured.tasks, tasks):
                 group.start(task)
@@ -126,7 +126,8 @@ class _Group:
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes, self.on_cpu = list(lanes), lanes[0].trainer.device.type == "cpu"
         self.stepper = stepper_for([lane.trainer for lane in lanes])
-        self.writer, self.last_save = CheckpointWriter(), time.monotonic()
+        self.last_save = time.monotonic()
+        self.writer = CheckpointWriter() if lanes[0].checkpoint is not None else None
 
     def start(self, task: int) -> None:
         """Evaluate before the first task if the settings say so, and call the hooks before a task."""
@@ -206,7 +207,7 @@ class _Group:
         self.last_save = time.monotonic()
         for lane in self.lanes:
             trainer = lane.trainer
-            if lane.checkpoint is not None and lane.saved < trainer.done:
+            if self.writer is not None and lane.checkpoint is not None and lane.saved < trainer.done:
                 progress = {**trainer.progress(), "measured": vars(lane.measured)}
                 self.writer.save(lane.checkpoint, trainer.state(), progress)
                 lane.saved = trainer.done

@@ -68,37 +68,31 @@ def check_network(
     Raises:
         UserError: If a check fails.
     """
-    own_network = is_user_code(config.model.name)
-    key = config.model, config.norm, shape
-    if own_network or config.norm.code is not None or is_user_code(config.norm.name):
+    own_network, key = is_user_code(config.model.name), (config.model, config.norm, shape)
+    is_own = own_network or config.norm.code is not None or is_user_code(config.norm.name)
+    if is_own:
         _check_output(model, config, shape, outputs, "model" if own_network else "norm")
-        if not any_norm:
-            check_norms(model, config.model.name, config.norm)
-        if config.evaluate.moments in ("oracle", "memory") or (config.evaluate.drift and keeps_moments(model)):
-            try:
-                moment_layers(model)
-            except ValueError as error:
-                advice = "evaluate.moments=running (--eval-moments running) and evaluate.drift=false"
-                raise UserError(f"model {config.model.name!r}: {error} Or set {advice}.") from error
-    elif key not in _checked:
+    if not any_norm and (is_own or key not in _checked):
         check_norms(model, config.model.name, config.norm)
-        try:
+    passes = [step.passes(config.strategy.forward) for step in plan.steps]
+    names = f"norm {config.norm.name!r}: does not fit model {config.model.name!r}"
+    try:
+        problem = "with evaluate.moments and evaluate.drift; set running and false."
+        if (
+            is_own
+            and keeps_moments(model)
+            and (config.evaluate.drift or config.evaluate.moments in ("oracle", "memory"))
+        ):
+            moment_layers(model)
+        problem = f"with images of shape {shape}."
+        if not is_own and key not in _checked:
             _run_in_training(model, 2, shape)
-        except ValueError as error:
-            where = f"model {config.model.name!r} with images of shape {shape}"
-            raise UserError(f"norm {config.norm.name!r}: does not fit {where}. {error}") from error
-        _checked.add(key)
-    if is_user_code(config.strategy.name):
-        return  # the passes of a user-defined strategy are not known
-    if any(1 in step.passes(config.strategy.forward) for step in plan.steps):
-        try:
+            _checked.add(key)
+        problem = "with a pass of a single sample. Change train.batch, train.replay or stream.train_per_task."
+        if not is_user_code(config.strategy.name) and any(1 in sizes for sizes in passes):  # the passes are known
             _run_in_training(model, 1, shape)
-        except (ValueError, RuntimeError) as error:
-            raise UserError(
-                f"train.batch={config.train.batch}: a forward pass has a single sample, and norm {config.norm.name!r} "
-                f"in model {config.model.name!r} can't compute batch moments of it. Change train.batch, train.replay "
-                f"or stream.train_per_task so that no pass has one sample."
-            ) from error
+    except (ValueError, RuntimeError) as error:
+        raise UserError(f"{names} {problem} {error}") from error
 
 
 def _check_output(model: nn.Module, config: RunConfig, shape: Shape, outputs: int, own: str) -> None:

@@ -72,27 +72,18 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_circumstances(config: RunConfig) -> dict[str, Any]:
-    """Return what the bits of a run on a CPU depend on: torch's instruction set, such as AVX2, and the kernel of CN."""
-    kernel = cn_kernel(config)
-    return {
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        **({} if kernel is None else {"cn_kernel": kernel}),
-    }
+    """Return what the bits of a run on a CPU depend on: torch's instruction set, such as AVX2, and the kernel of CN.
 
-
-def cn_kernel(config: RunConfig) -> str | None:
-    """Return the kernel of continual normalization on a CPU: ``cpp``, or ``torch`` if it can't be compiled here.
-
-    The bits of a run depend on it. A kernel that the settings or ``CONTNORM_KERNEL`` name is returned as it is. None if
-    the run can't have such layers; a norm or network of the user may have them.
+    The kernel is ``cpp``, or ``torch`` if it can't be compiled here. One that the settings or ``CONTNORM_KERNEL`` name
+    is returned as it is. It is left out if the run can't have such layers; a norm or network of the user may have them.
     """
-    own_code = is_user_code(config.norm.name) or is_user_code(config.model.name)
-    if not own_code and (config.norm.name != "cn" or config.norm.layers != "ours"):
-        return None
-    named = dict(config.norm.options).get("kernel") or os.environ.get(KERNEL_VARIABLE) or "auto"
-    if named != "auto":
-        return str(named)
-    return "cpp" if unavailable_reason() is None else "torch"
+    circumstances = {"instructions": torch.backends.cpu.get_cpu_capability()}
+    has_cn = config.norm.name == "cn" and config.norm.layers == "ours"
+    if has_cn or is_user_code(config.norm.name) or is_user_code(config.model.name):
+        named = dict(config.norm.options).get("kernel") or os.environ.get(KERNEL_VARIABLE) or "auto"
+        chosen = "cpp" if unavailable_reason() is None else "torch"
+        circumstances["cn_kernel"] = chosen if named == "auto" else str(named)
+    return circumstances
 
 
 def provenance(

@@ -161,7 +161,24 @@ class Trainer:
         with self.user_code.seeded(f"step {self.done}"):
             with using_table(self.convolutions):
                 with self.autocast():
-                    loss, logits = self._loss(stream, replay, extra)
+                    if extra is not None:  # a batch for the norm layers alone
+                        assert extra.replayed is not None
+                        tags = BatchTags(extra.replayed, extra.task, True, extra_size=len(extra), stream_size=0)
+                        with torch.no_grad(), batch_tags(tags):
+                            self.model(extra.x)
+                    tagged = tagged_passes()
+                    answer = self.strategy.loss(self.model, self.head, stream, *replay)
+                    if self.norm_hooks.need_tags and tagged_passes() == tagged:
+                        raise UserCodeError(
+                            f"strategy {self.config.strategy.name!r}: its loss calls model(x) without the tags of the "
+                            f"batch, which norm {self.config.norm.name!r} needs. Call bench.forward(model, batch)."
+                        )
+                    if self.has_user_strategy:
+                        name, stores_logits = self.config.strategy.name, self.strategy.stores_logits
+                        check_loss(name, answer, stores_logits, self.head, stream)
+                    loss, logits = answer
+                    for auxiliary_loss in self.norm_hooks.losses:
+                        loss = loss + auxiliary_loss()
                 loss.backward()  # type: ignore[no-untyped-call]
             if "after_backward" in self._hooks:
                 grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
@@ -199,27 +216,6 @@ class Trainer:
         ]
         return write, Batch(x, label, task, None, replayed, extra_size, len(x)), replay, extra
 
-    def _loss(self, stream: Batch, replay: list[Batch], extra: Batch | None) -> tuple[Tensor, Tensor | None]:
-        """Return the loss of the strategy and of the norm layers, and the logits to store."""
-        if extra is not None:
-            assert extra.replayed is not None
-            tags = BatchTags(extra.replayed, extra.task, is_extra=True, extra_size=len(extra), stream_size=0)
-            with torch.no_grad(), batch_tags(tags):
-                self.model(extra.x)
-        tagged = tagged_passes()
-        answer = self.strategy.loss(self.model, self.head, stream, *replay)
-        if self.norm_hooks.need_tags and tagged_passes() == tagged:
-            raise UserCodeError(
-                f"strategy {self.config.strategy.name!r}: its loss calls model(x) without the tags of the batch, which "
-                f"norm {self.config.norm.name!r} needs. Call bench.forward(model, batch) instead."
-            )
-        if self.has_user_strategy:
-            check_loss(self.config.strategy.name, answer, self.strategy.stores_logits, self.head, stream)
-        loss, logits = answer
-        for auxiliary_loss in self.norm_hooks.losses:
-            loss = loss + auxiliary_loss()
-        return loss, logits
-
     def is_frozen(self, step: int) -> bool:
         """Whether running moments are frozen in a step."""
         return self.freeze_step is not None and step >= self.freeze_step
@@ -227,7 +223,7 @@ class Trainer:
     def _set_training_mode(self) -> None:
         """Set training mode; layers with frozen moments are in evaluation mode, in which they use the moments."""
         self.model.train()
-        if self.is_frozen(self.done):
+        if self.freeze_step is not None and self.done >= self.freeze_step:
             for module in self.model.modules():
                 if holds_moments(module):
                     module.eval()

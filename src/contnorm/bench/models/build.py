@@ -12,10 +12,9 @@ from torch import nn
 from contnorm.bench.components import components, is_user_code, load_component, user_code_errors
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models import NETWORKS
-from contnorm.bench.models.mlp import MLP
+from contnorm.bench.models.networks import MLP, DeepResNet, ResNet18
 from contnorm.bench.models.norm_layers import PART, count_norms, mark_layer, norm_maker, norm_options
 from contnorm.bench.models.pretrained import load_pretrained
-from contnorm.bench.models.resnet import DeepResNet, ResNet18
 from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.convert.conversion import convert_norm
 from contnorm.errors import UserError, unknown

@@ -1,4 +1,4 @@
-"""ResNets: the paper's ResNet-18 with a 3x3 stem for small images, and ResNet-34, -50 and -101 with a 7x7 stem.
+"""Networks: a multilayer perceptron for digits, ResNet-18 with a 3x3 stem, and ResNet-34, -50 and -101 with a 7x7 stem.
 
 `DeepResNet` has the parameter names and shapes of torchvision. State dicts of torchvision and timm therefore load
 unchanged, with any norm. In the bottleneck the stride is in the 3x3 convolution, as in those libraries and unlike in
@@ -14,6 +14,27 @@ from torch import Tensor, nn
 from contnorm.bench.models.norm_layers import NormMaker
 from contnorm.kernels.convolution import Convolution
 from contnorm.norms.activation import linear_norm, normed_relu
+
+
+class MLP(nn.Module):
+    """Two hidden layers with a norm before each ReLU.
+
+    Example:
+        >>> MLP(784, 10, 100, norm=nn.BatchNorm1d)(torch.randn(4, 1, 28, 28)).shape
+        torch.Size([4, 10])
+    """
+
+    def __init__(self, inputs: int, outputs: int, width: int, norm: NormMaker) -> None:
+        super().__init__()
+        self.fc1, self.norm1 = nn.Linear(inputs, width), norm(width)
+        self.fc2, self.norm2 = nn.Linear(width, width), norm(width)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = normed_relu(self.norm1, self.fc1(x.flatten(1)))
+        x = normed_relu(self.norm2, self.fc2(x))
+        y: Tensor = self.head(x)
+        return y
 
 
 class _Basic(nn.Module):
