@@ -55,7 +55,7 @@ def test_page_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.M
     for arguments in reports:
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-    assert "97.10 +- 0.40" in Path("my-report/my-table.md").read_text()
+    assert "97.10 +- 0.40" in Path("my-report/tables.md").read_text()
     page = Path("report.html").read_text()
     assert '<section id="my-table">' in page and "printed as 19" in page and "fm_mammoth" in page
     assert "contnorm paper my-table.toml --seeds 2" in page
