@@ -78,7 +78,7 @@ def test_balance_is_learned_for_the_tasks_of_the_stream() -> None:
 def test_parts_follow_the_batches_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(settings("tbbn"))
     seen: list[tuple[int, int, int]] = []
-    step = task_balanced._balanced_step
+    step = balanced._balanced_step
 
     def recorded(x: torch.Tensor, *arguments: Any) -> Any:
         *_, stream, parts = arguments
