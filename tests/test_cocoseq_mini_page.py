@@ -1,4 +1,4 @@
-"""docs/results/cocoseq-mini: its numbers on the PRS and reservoir memories are those of the records."""
+"""docs/results/README.md: its numbers on the PRS and reservoir memories are those of the records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def share_shown(record: Record, census: dict[str, Any]) -> float:
 
 
 def test_table_matches_the_records(records: list[Record]) -> None:
-    page = (ROOT / "docs" / "results" / "cocoseq-mini" / "README.md").read_text()
+    page = (ROOT / "docs" / "results" / "README.md").read_text()
     for kind, words in (("reservoir", "of those in a reservoir's memory"), ("prs", "of those in PRS's memory")):
         some = [final_memory(r) for r in records if (r.config.memory.kind, r.config.norm.name) == (kind, "bn")]
         parts = [[shares[group] for _, shares in some] for group in GROUPS]

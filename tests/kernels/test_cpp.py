@@ -189,17 +189,6 @@ def test_bits_do_not_depend_on_the_number_of_threads(shape: Any, layout: str) ->
         assert all(torch.equal(value, result[name]) for name, value in versions[0].items())
 
 
-@LAYOUTS
-def test_bits_do_not_depend_on_alignment(layout: str) -> None:
-    x, dy, weight, bias = draw((3, 8, 4, (13, 17)))
-    base = results(laid_out(x, layout), dy, weight, bias, 4)
-    memory = torch.empty(x.numel() + 1)
-    moved = memory[1:].as_strided(x.shape, laid_out(x, layout).stride(), 1).copy_(x)
-    assert moved.data_ptr() % 64 != 0
-    y, _ = cpp.train(moved, weight, bias, 1e-5, 4)
-    assert torch.equal(y, base["y"])
-
-
 @pytest.mark.slow
 @LAYOUTS
 def test_bits_do_not_depend_on_the_instruction_set(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:

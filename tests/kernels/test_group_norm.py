@@ -15,8 +15,6 @@ from torch import Tensor
 
 from contnorm.kernels.triton import group_norm as group_step
 from contnorm.kernels.triton import launcher
-from contnorm.kernels.triton.group_norm import choose_tile
-from contnorm.kernels.triton.plan import Sizes
 from contnorm.norms import group
 from tests.kernels.exactness import last, same_under_vmaps
 
@@ -35,16 +33,6 @@ SHAPES = [
     pytest.param((1, 22, 11, (3,)), id="groups that do not fill their blocks"),
     pytest.param((2, 192, 96, (2, 2)), id="groups over more than 32 lanes"),
     pytest.param((1, 160, 160, (3, 1)), id="channels over two blocks, positions that do not fill a tile"),
-]
-AS_IN_NETWORKS = [
-    (20, 64, 32, (32, 32)),
-    (20, 128, 32, (16, 16)),
-    (20, 256, 32, (8, 8)),
-    (20, 512, 32, (4, 4)),
-    (8, 64, 32, (112, 112)),
-    (64, 512, 1, (7, 7)),
-    (4096, 128, 16, ()),
-    (128, 96, 32, (3, 3)),
 ]
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 both_layouts = pytest.mark.parametrize("is_last", [False, True], ids=["nchw", "nhwc"])
@@ -267,24 +255,6 @@ def test_batched_gradients(device: torch.device) -> None:
     x = tensors["x"].requires_grad_()
     y = group_step.group_step(x, tensors["weight"], tensors["bias"], EPS, 2)
     same_under_vmaps(x, y, torch.stack([tensors["dy"], tensors["dy"].square()]))
-
-
-# --- tiles ------------------------------------------------------------------------------------------------------
-
-
-@both_layouts
-def test_tiles_cover_all_groups_and_are_few(is_last: bool) -> None:
-    seen = set()
-    for n, c, groups, positions in AS_IN_NETWORKS:
-        length = torch.Size(positions).numel()
-        tile = choose_tile(Sizes(n, c, length, groups, is_last, 4))
-        assert tile.group >= c // groups and tile.lanes % tile.group == 0
-        side = tile.lanes // tile.group  # groups side by side
-        assert side * tile.blocks >= groups > side * (tile.blocks - 1)
-        assert tile.whole == (tile.positions >= length)
-        assert tile.lanes * tile.positions <= max(group_step.LARGE, tile.lanes)
-        seen.add(tile[:3])
-    assert len(seen) <= 8
 
 
 @pytest.mark.gpu

@@ -1,97 +1,22 @@
-"""Launches: the cache of compiled kernels is used for equal arguments only.
-
-Compiling ahead: launches compile without running, in any thread, and all are compiled at the end.
-"""
+"""Launches: compiled kernels are reused for equal arguments only; compiling ahead compiles without a launch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from contnorm.kernels.triton import launcher as launching
+from contnorm.kernels.triton import launcher
 
-triton = pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("triton", reason="Triton is not installed")
 
-
-class Kernel:
-    """Fake Triton kernel; those of a GPU are tested in ``tests/bench/engine/test_cuda_graph.py``."""
-
-    def __init__(self) -> None:
-        self.launched: list[Any] = []
-        self.compiled: list[Any] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **constants: self.launched.append((grid, args, constants))
-
-    def warmup(self, *args: Any, grid: tuple[int, ...], **constants: Any) -> None:
-        mode: ContextVar[Any] = import_module("triton.runtime._async_compile").active_mode
-        done = mode.get().submit(object(), lambda: self.compiled.append((grid, args, constants)), lambda _: None)
-        assert done is not None
-
-
-class Request(NamedTuple):
-    grid: tuple[int, ...]
-    args: tuple[Any, ...]
-    constants: dict[str, Any]
-
-
-class Code:
-    """Fake compiled kernel, which Triton returns at each launch."""
-
-    packed_metadata = ()
-
-    def __init__(self) -> None:
-        self.launched: list[Any] = []
-
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return lambda *args: self.launched.append((grid, args))
-
-
-class Compiling:
-    """Fake Triton kernel that returns the compiled kernel it launched."""
-
-    arg_names = ("x", "y", "rate", "N", "BC", "LAST")
-
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.code = Code()
-        self.pre_run_hooks: list[Any] = []
-        self.gives: Any = lambda: self.code
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **constants: self.requests.append(Request(grid, args, constants)) or self.gives()
-
-
-@pytest.fixture
-def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Enable the cache, as on a GPU; the number of the current device can be changed."""
-    device = [0]
-    monkeypatch.setattr(launching, "CACHES_KERNELS", True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: device[0])
-    return device
-
-
-def make_launch(kernel: Any) -> launching.Launch:
-    return launching.Launch(kernel, (3,), {"LAST": True, "num_warps": 4, "BC": 16})
-
-
-def test_compiled_kernel_is_cached(current: list[int]) -> None:
-    kernel = Compiling()
-    launch = make_launch(kernel)
-    x = torch.zeros(4)
-    launch(x, None, 0.5, 20)
-    launch(torch.ones(8), None, 0.25, 20)  # other values and sizes of the same types
-    assert len(kernel.requests) == 1 and kernel.requests[0][2] == {"LAST": True, "num_warps": 4, "BC": 16}
-    ((grid, (y, *rest)),) = kernel.code.launched
-    assert grid == (3, 1, 1) and torch.equal(y, torch.ones(8))
-    assert rest == [None, 0.25, 20, 16, True]  # constants in the kernel's order, without Triton's options
+CONSTANTS = {"LAST": True, "num_warps": 4, "BC": 16}
 
 
 class Metadata(NamedTuple):
@@ -101,35 +26,80 @@ class Metadata(NamedTuple):
     shared: int = 512
 
 
-class ForClusters(Code):
-    """Fake compiled kernel with the metadata that Triton's launcher reads."""
+class Code:
+    """Fake compiled kernel, which Triton returns at each launch."""
+
+    packed_metadata = ()
 
     def __init__(self) -> None:
-        super().__init__()
+        self.launched: list[Any] = []
         self.metadata = Metadata(import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32))
-        self.ready = False
 
-    def _init_handles(self) -> None:
-        self.ready = True
+    def _init_handles(self) -> None: ...
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *args: self.launched.append((grid, args))
+
+
+class Kernel:
+    """Fake Triton kernel that notes what it is launched and compiled with; a real one needs a GPU."""
+
+    arg_names = ("x", "y", "rate", "N", "BC", "LAST")
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+        self.compiled: list[Any] = []
+        self.code = Code()
+        self.pre_run_hooks: list[Any] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **constants: self.launched.append((grid, args, constants)) or self.code
+
+    def warmup(self, *args: Any, grid: tuple[int, ...], **constants: Any) -> Code:
+        mode = import_module("triton.runtime._async_compile").active_mode.get()
+        if mode is None:
+            return self.code
+        mode.submit(object(), lambda: self.compiled.append((grid, args, constants)), lambda _: None)
+        return self.code
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Enable the cache, as on a GPU; the number of the current device can be changed."""
+    device = [0]
+    monkeypatch.setattr(launcher, "CACHES_KERNELS", True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: device[0])
+    return device
+
+
+def test_compiled_kernel_is_cached(current: list[int]) -> None:
+    kernel = Kernel()
+    launch = launcher.Launch(kernel, (3,), CONSTANTS)
+    launch(torch.zeros(4), None, 0.5, 20)
+    launch(torch.ones(8), None, 0.25, 20)  # other values and sizes of the same types
+    assert len(kernel.launched) == 1 and kernel.launched[0][2] == CONSTANTS
+    ((grid, (y, *rest)),) = kernel.code.launched
+    assert grid == (3, 1, 1) and torch.equal(y, torch.ones(8))
+    assert rest == [None, 0.25, 20, 16, True]  # constants in the kernel's order, without Triton's options
 
 
 def test_kernel_in_clusters_is_never_launched_without(current: list[int]) -> None:
     """The first launch compiles and then launches the copy; the grid that Triton gets is in clusters."""
-    kernel, code = Compiling(), ForClusters()
-    kernel.warmup = lambda *args, grid, **constants: code  # type: ignore[attr-defined]
-    launch = launching.Launch(kernel, (15,), {"LAST": True, "num_warps": 4, "BC": 16}, cluster=5)
+    kernel = Kernel()
+    launch = launcher.Launch(kernel, (15,), CONSTANTS, cluster=5)
     for _ in range(2):
         kernel.pre_run_hooks = [print]  # with hooks, other kernels are launched by Triton
         launch(torch.zeros(4), None, 0.5, 20)
-    assert kernel.requests == [] and code.ready
-    assert [grid for grid, _ in code.launched] == [(3, 1, 1), (3, 1, 1)]
-    own = launching.in_clusters(code, 5)
-    assert own.packed_metadata[:3] == (4, 5, 512) and own.metadata.num_ctas == 5 and code.metadata.num_ctas == 1
+    assert kernel.launched == []
+    assert [grid for grid, _ in kernel.code.launched] == [(3, 1, 1), (3, 1, 1)]
+    own = launcher.in_clusters(kernel.code, 5)
+    assert own.packed_metadata[:3] == (4, 5, 512) and own.metadata.num_ctas == 5
+    assert kernel.code.metadata.num_ctas == 1
 
 
 def test_cache_misses_where_triton_specializes(current: list[int]) -> None:
-    kernel = Compiling()
-    launch = make_launch(kernel)
+    kernel = Kernel()
+    launch = launcher.Launch(kernel, (3,), CONSTANTS)
     x = torch.zeros(5)
     usual = x, None, 0.5, 20
     others: list[tuple[Any, ...]] = [
@@ -141,19 +111,18 @@ def test_cache_misses_where_triton_specializes(current: list[int]) -> None:
         (x, None, 1, 20),
         (x, None, 0.5, True),  # equal to 1, and of another type
     ]
-    for arguments in (usual, *others):
-        launch(*arguments)
-    assert len(kernel.requests) == 1 + len(others) and not kernel.code.launched
-    for arguments in (usual, *others):
-        launch(*arguments)
-    assert len(kernel.requests) == 1 + len(others) == len(kernel.code.launched)
+    for _ in range(2):
+        for arguments in (usual, *others):
+            launch(*arguments)
+        assert len(kernel.launched) == 1 + len(others)
+    assert len(kernel.code.launched) == 1 + len(others)
     current[0] = 1
     launch(*usual)
-    assert len(kernel.requests) == 2 + len(others)
+    assert len(kernel.launched) == 2 + len(others)
     current[0] = 0
     kernel.pre_run_hooks.append(print)  # Triton calls it
     launch(*usual)
-    assert len(kernel.requests) == 3 + len(others)
+    assert len(kernel.launched) == 3 + len(others)
 
 
 def test_cache_key_is_as_specific_as_triton(current: list[int]) -> None:
@@ -170,7 +139,7 @@ def test_cache_key_is_as_specific_as_triton(current: list[int]) -> None:
     actual: dict[Any, Any] = {}
     for arguments in (*tensors, *(n for n in numbers if -(2**63) <= n < 2**64), *others):
         special = seen(arguments)[1]
-        assert actual.setdefault(launching._key((arguments,)), special) == special, arguments
+        assert actual.setdefault(launcher._key((arguments,)), special) == special, arguments
     assert len({str(special) for special in actual.values()}) > 15  # Triton distinguishes them
 
 
@@ -181,37 +150,28 @@ def _of_one_argument(arguments: Any) -> None:
 def test_launches_use_the_device_of_the_tensor(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The current GPU may be another one; a tensor on the CPU is passed to the interpreter."""
 
-    class OnGpu(NamedTuple):
-        index: int
-        is_cuda: bool = True
-
-        @property
-        def device(self) -> torch.device:
-            return torch.device("cuda", self.index)
-
-        def get_device(self) -> int:
-            return self.index
-
     @contextmanager
-    def switched(device: torch.device) -> Iterator[None]:
-        before, current[0] = current[0], device.index
+    def switched(device: int) -> Iterator[None]:
+        before, current[0] = current[0], device
         yield
         current[0] = before
 
     monkeypatch.setattr(torch.cuda, "device", switched)
-    for x, expected in ((torch.zeros(1), 0), (OnGpu(0), 0), (OnGpu(1), 1)):
-        with launching.on_device_of(x):
-            assert torch.cuda.current_device() == expected
-        assert torch.cuda.current_device() == 0
+    for number in (0, 1):
+        x: Any = SimpleNamespace(is_cuda=True, device=number, get_device=lambda number=number: number)
+        with launcher.on_device_of(x):
+            assert torch.cuda.current_device() == number
+        with launcher.on_device_of(torch.zeros(1)):
+            assert torch.cuda.current_device() == 0
 
 
 def test_compiling_ahead_compiles_in_all_threads_without_launch() -> None:
     kernel = Kernel()
-    with launching.compiling_ahead():
-        launching.launch(kernel, (1,), "here")
+    with launcher.compiling_ahead():
+        launcher.launch(kernel, (1,), "here")
         with ThreadPoolExecutor(1) as other:  # as a backward pass does
-            other.submit(launching.launch, kernel, (2,), "there", SIZE=1).result()
+            other.submit(launcher.launch, kernel, (2,), "there", SIZE=1).result()
     assert not kernel.launched
     assert sorted(kernel.compiled) == [((1,), ("here",), {}), ((2,), ("there",), {"SIZE": 1})]
-    launching.launch(kernel, (1,), "again")
+    launcher.launch(kernel, (1,), "again")
     assert kernel.launched == [((1,), ("again",), {})]

@@ -90,7 +90,7 @@ def test_multi_label_runs_have_a_table_by_group() -> None:
 
 def test_markdown_has_one_file_per_table(report: Report, tmp_path: Path) -> None:
     files = write_report(report, tmp_path / "results")
-    assert {file.name for file in files} == {"comparison.md", "claims.md", "table1.md", "table2.md", "runs.md"}
+    assert {file.name for file in files} == {"comparison.md", "claims.md", "tables.md", "runs.md"}
     assert all(file.read_text().startswith(MADE) for file in files)
     (alone,) = write_report(report, tmp_path / "report.md")
     assert all(file.read_text().removeprefix(f"{MADE}\n\n") in alone.read_text() for file in files)

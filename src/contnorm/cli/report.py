@@ -13,7 +13,7 @@ from contnorm.report.report import collect_report, write_report
 
 def report(
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="File in .html or .md, or folder for one Markdown file per table.")
+        Path, typer.Option("--out", "-o", help="File in .html or .md, or folder for Markdown files.")
     ] = Path("report.html"),
     table: Annotated[
         list[str] | None,

@@ -384,7 +384,8 @@ class _Measurement:
                 def hook(layer: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
                     add(name, layer, first_input(args, kwargs))
 
-                stack.callback(self.layers[name].register_forward_pre_hook(hook, with_kwargs=True).remove)
+                untraced = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+                stack.callback(self.layers[name].register_forward_pre_hook(untraced, with_kwargs=True).remove)
             stack.enter_context(suppress(StopForward))
             self.run(self.model, batch)
 

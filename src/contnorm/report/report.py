@@ -105,11 +105,12 @@ def collect_report(runs: Location | Sequence[Location], tables: Sequence[str] = 
 
 
 def write_report(report: Report, path: Location = "report.html") -> list[Path]:
-    """Write a report as an HTML page or, if the path is a folder, as one Markdown file per table.
+    """Write a report as an HTML page, or as Markdown.
 
     Args:
         report: The content, from `collect_report`.
-        path: File whose name ends in ``.html`` (one page), ``.md`` (all in one file), or a folder.
+        path: File whose name ends in ``.html`` (one page), ``.md`` (all in one file), or a folder for
+            ``comparison.md``, ``claims.md``, ``tables.md`` and ``runs.md``.
 
     Returns:
         The files that were written.
@@ -118,11 +119,15 @@ def write_report(report: Report, path: Location = "report.html") -> list[Path]:
     if target.suffix == ".html":
         texts = {target: report.html()}
     elif target.suffix == ".md":
-        texts = {target: "\n".join(map(markdown, report.documents))}
+        texts = {target: "\n".join([f"{MADE}\n", *map(markdown, report.documents)])}
     elif target.suffix:
-        raise UserError(f"{target}: use a name in .html or .md, or a folder for one Markdown file per table.")
+        raise UserError(f"{target}: use a name in .html or .md, or a folder for Markdown files.")
     else:
-        texts = {target / f"{one.name}.md": f"{MADE}\n\n{markdown(one)}" for one in report.documents}
+        pages: dict[str, list[str]] = {}
+        for one in report.documents:
+            name = one.name if one.name in ("comparison", "claims", "runs") else "tables"
+            pages.setdefault(name, [f"{MADE}\n"]).append(markdown(one))
+        texts = {target / f"{name}.md": "\n".join(parts) for name, parts in pages.items()}
     for file, text in texts.items():
         write_atomically(file, text.encode())
     return list(texts)

@@ -29,7 +29,9 @@ from contnorm.kernels.triton.tiles import (
     shared_out,
     slab_pivot,
     split_range,
+    store_groups,
     store_partial,
+    store_split,
     wait,
     with_activation,
 )
@@ -227,9 +229,7 @@ def backward_rows(
     sum_dy, sum_dyx = _row_sums(
         x_ptr, dy_ptr, y_ptr, pivot, scale, offset, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, RELU, FULL, STAGES
     )
-    where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
-    tl.store(part_ptr + where, sum_dy, mask=rows)
-    tl.store(part_ptr + splits * N * C + where, sum_dyx, mask=rows)
+    store_split(part_ptr, split, splits, n, c, rows, N, C, sum_dy, sum_dyx)
 
 
 @triton.jit
@@ -238,15 +238,6 @@ def _sums_of_rows(part_ptr, table_ptr, n, c, group, rows, N, C, splits, K: tl.co
     sum_dy, sum_dyx = _merged_sums(part_ptr, n, c, rows, N, C, splits, SP)
     group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
     return sum_dy, (sum_dyx - group_mean * sum_dy) * group_rstd
-
-
-@triton.jit
-def _store_slabs(slab_ptr, n, c, group, rows, N, C, s1, s2, K: tl.constexpr):
-    """Store the averages over each slab; one lane of each group writes."""
-    where = slab_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
-    writes = rows & (c == group * K)[None, :]
-    tl.store(where, s1, mask=writes)
-    tl.store(where + N * (C // K), s2, mask=writes)
 
 
 @triton.jit
@@ -284,7 +275,7 @@ def backward_tables(
         s1, s2 = slab_sums(
             sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
         )
-        _store_slabs(slab_ptr, n, c, group, rows, N, C, s1, s2, K)
+        store_groups(slab_ptr, n, c, group, rows, N, C, s1, s2, K)
     else:
         for first in range(0, N, BN):
             n = first + tl.arange(0, BN)
@@ -294,7 +285,7 @@ def backward_tables(
             s1, s2 = slab_sums(
                 sum_dy, against, row_mean, row_square, mean, rstd, gain, d_weight, d_bias, rows, N, L, K, KP, BN, BC
             )
-            _store_slabs(slab_ptr, n, c, group, rows, N, C, s1, s2, K)
+            store_groups(slab_ptr, n, c, group, rows, N, C, s1, s2, K)
 
 
 @triton.jit
@@ -404,9 +395,7 @@ def backward_cluster(
         against = (sum_dyx - group_mean * sum_dy) * group_rstd
         store_partial(part_ptr, member, members, c, exists, C, tl.sum(sum_dy, 0), tl.sum(against, 0))
         if PHASE == 1:
-            at_rows = n.to(tl.int64)[:, None] * C + c[None, :]
-            tl.store(slab_ptr + at_rows, sum_dy, mask=rows)
-            tl.store(slab_ptr + N * C + at_rows, against, mask=rows)
+            store_split(slab_ptr, 0, 1, n, c, rows, N, C, sum_dy, against)
     if PHASE == 0:
         arrive()
     if PHASE != 1:

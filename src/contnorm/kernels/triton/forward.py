@@ -19,8 +19,10 @@ from contnorm.kernels.triton.tiles import (
     channel_tables,
     chunk_moments,
     full_end,
+    gain_of,
     in_order,
     lanes,
+    load_affine,
     load_chunks,
     load_groups,
     load_partials,
@@ -33,7 +35,9 @@ from contnorm.kernels.triton.tiles import (
     shared_out,
     slab_pivot,
     split_range,
+    store_groups,
     store_partial,
+    store_split,
     tables_from_moments,
     wait,
     with_activation,
@@ -104,15 +108,6 @@ def store_rows(table_ptr, n, c, rows, N, C, row_mean, within):
 
 
 @triton.jit
-def store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K: tl.constexpr):
-    """Store the tables of each slab; one lane of each group writes."""
-    where = table_ptr + 2 * N * C + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
-    first = rows & (c == group * K)[None, :]
-    tl.store(where, group_mean, mask=first)
-    tl.store(where + N * (C // K), group_rstd, mask=first)
-
-
-@triton.jit
 def _moved(old, new, weight):
     # As torch.lerp: interpolates from the nearer end, so that a weight of 1 gives exactly the new value.
     return tl.where(weight < 0.5, old + weight * (new - old), new - (new - old) * (1.0 - weight))
@@ -147,32 +142,6 @@ def store_channels(
         tl.store(run_var_ptr + c, _moved(old_var, var * factor, weight).to(run_var_ptr.dtype.element_ty), mask=exists)
     if counter_ptr is not None:
         tl.store(counter_ptr, count + 1, mask=first)
-
-
-@triton.jit
-def _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps):
-    """The same computation as in `channel_tables`, for a variance in registers."""
-    weight, bias = load_affine(weight_ptr, bias_ptr, c, exists)
-    return gain_of(weight_ptr, weight, var, eps), bias
-
-
-@triton.jit
-def load_affine(weight_ptr, bias_ptr, c, exists):
-    weight = tl.zeros_like(c).to(tl.float32)
-    bias = weight
-    if weight_ptr is not None:
-        weight = tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float32)
-    if bias_ptr is not None:
-        bias = tl.load(bias_ptr + c, mask=exists, other=0.0).to(tl.float32)
-    return weight, bias
-
-
-@triton.jit
-def gain_of(weight_ptr, weight, var, eps):
-    gain = tl.rsqrt(var + eps)
-    if weight_ptr is not None:
-        gain = gain * weight
-    return gain
 
 
 @triton.jit
@@ -234,13 +203,14 @@ def forward_one(
     group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_square / L, rows, eps, K, BN, BC, KP)
     mean, var = _batch_moments(row_mean, within, rows, N)
     store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-    store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+    store_groups(table_ptr + 2 * N * C, n, c, group, rows, N, C, group_mean, group_rstd, K)
     first = tl.program_id(0) == 0
     store_channels(
         mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, count, weight, factor,
         c, exists, first, mean, var,
     )  # fmt: skip
-    gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
+    weight, bias = load_affine(weight_ptr, bias_ptr, c, exists)
+    gain = gain_of(weight_ptr, weight, var, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     if SINGLE:
         y = with_activation(x, scale, offset, residual_ptr, where, mask, RELU)
@@ -261,9 +231,7 @@ def forward_rows(
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, WHOLE)
     start, stop = split_range(split, L, span)
     mean, square = row_moments(x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, FULL, STAGES)
-    where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
-    tl.store(part_ptr + where, mean, mask=rows)
-    tl.store(part_ptr + splits * N * C + where, square, mask=rows)
+    store_split(part_ptr, split, splits, n, c, rows, N, C, mean, square)
 
 
 @triton.jit
@@ -286,7 +254,7 @@ def forward_tables(
         row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
         group_mean, group_rstd, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, BN, BC, KP)
         store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-        store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+        store_groups(table_ptr + 2 * N * C, n, c, group, rows, N, C, group_mean, group_rstd, K)
         count = tl.minimum(N - sample, BN) * 1.0
         before = sample * 1.0
         block_mean, block_var = _batch_moments(row_mean, tl.where(rows, within, 0.0), rows, count)
@@ -299,19 +267,6 @@ def forward_tables(
         mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, batches, weight, factor,
         c, exists, first, mean, square / N,
     )  # fmt: skip
-
-
-@triton.jit
-def _all_batch_moments(
-    part_ptr, c, exists, N, C, L, eps, splits, span,
-    K: tl.constexpr, KP: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr, SP: tl.constexpr,
-):  # fmt: skip
-    """Compute the moments of the batch from the rows of all samples."""
-    n = tl.arange(0, NP)
-    rows = (n < N)[:, None] & exists[None, :]
-    row_mean, row_var = merged_moments(part_ptr, n, c, rows, N, C, L, span, splits, SP)
-    _, _, row_mean, within = tables_from_moments(row_mean, row_var, rows, eps, K, NP, BC, KP)
-    return _batch_moments(row_mean, within, rows, N)
 
 
 @triton.jit
@@ -335,10 +290,14 @@ def forward_apply(
         if BN == NP:
             mean, var = _batch_moments(row_mean, within, rows, N)
         else:
-            mean, var = _all_batch_moments(part_ptr, c, exists, N, C, L, eps, splits, span, K, KP, NP, BC, SP)
+            every = tl.arange(0, NP)
+            there = (every < N)[:, None] & exists[None, :]
+            all_mean, all_var = merged_moments(part_ptr, every, c, there, N, C, L, span, splits, SP)
+            _, _, all_mean, all_within = tables_from_moments(all_mean, all_var, there, eps, K, NP, BC, KP)
+            mean, var = _batch_moments(all_mean, all_within, there, N)
         if split == 0:
             store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-            store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+            store_groups(table_ptr + 2 * N * C, n, c, group, rows, N, C, group_mean, group_rstd, K)
         if program < blocks:
             old_mean, old_var, count, weight = load_running(
                 run_mean_ptr, run_var_ptr, counter_ptr, momentum_ptr, momentum, c, exists
@@ -347,11 +306,10 @@ def forward_apply(
                 mean_ptr, var_ptr, run_mean_ptr, run_var_ptr, counter_ptr, old_mean, old_var, count, weight, factor,
                 c, exists, program == 0, mean, var,
             )  # fmt: skip
-        gain, bias = _gain_and_bias(weight_ptr, bias_ptr, c, exists, var, eps)
+        weight, bias = load_affine(weight_ptr, bias_ptr, c, exists)
+        gain = gain_of(weight_ptr, weight, var, eps)
     else:
-        at = table_ptr + 2 * N * C + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
-        group_mean = tl.load(at, mask=rows, other=0.0)
-        group_rstd = tl.load(at + N * (C // K), mask=rows, other=0.0)
+        group_mean, group_rstd = load_groups(table_ptr + 2 * N * C, n, group, rows, N, C, K)
         mean, _, gain, bias = channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps)
     scale, offset = scale_and_offset(group_mean, group_rstd, mean, gain, bias)
     pivot = slab_pivot(x_ptr, n, program % blocks, group, rows, N, C, L, K, KP, BN, BC, LAST, TABLES)
@@ -483,7 +441,7 @@ def forward_cluster(
             arrive()
         # Here and not earlier: the barrier waits for all stores before it.
         store_rows(table_ptr, n, c, rows, N, C, row_mean, within)
-        store_groups(table_ptr, n, c, group, rows, N, C, group_mean, group_rstd, K)
+        store_groups(table_ptr + 2 * N * C, n, c, group, rows, N, C, group_mean, group_rstd, K)
     if PHASE == 0:
         wait()
     if PHASE != 1:
@@ -527,9 +485,7 @@ def evaluate_cluster(
                 x_ptr, pivot, n, c, rows, start, stop, C, L, LAST, BN, BC, BL, FULL, STAGES
             )
         if MP > 1:
-            at_rows = (member * N + n.to(tl.int64)[:, None]) * C + c[None, :]
-            tl.store(part_ptr + at_rows, row_mean, mask=rows)
-            tl.store(part_ptr + members * N * C + at_rows, row_square, mask=rows)
+            store_split(part_ptr, member, members, n, c, rows, N, C, row_mean, row_square)
     if PHASE == 0 and MP > 1:
         arrive()
         wait()

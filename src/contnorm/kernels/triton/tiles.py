@@ -177,6 +177,25 @@ def moments_and_tables(table_ptr, C):
 
 
 @triton.jit
+def load_affine(weight_ptr, bias_ptr, c, exists):
+    weight = tl.zeros_like(c).to(tl.float32)
+    bias = weight
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + c, mask=exists, other=0.0).to(tl.float32)
+    return weight, bias
+
+
+@triton.jit
+def gain_of(weight_ptr, weight, var, eps):
+    gain = tl.rsqrt(var + eps)
+    if weight_ptr is not None:
+        gain = gain * weight
+    return gain
+
+
+@triton.jit
 def channel_tables(mean_ptr, var_ptr, weight_ptr, bias_ptr, c, exists, eps):
     """Return for each channel: mean, reciprocal standard deviation (rstd), rstd times weight, and bias."""
     mean = tl.load(mean_ptr + c, mask=exists, other=0.0).to(tl.float32)
@@ -226,6 +245,23 @@ def masked_gradient(dy_ptr, y_ptr, x, scale, offset, where, mask, RELU: tl.const
 def load_rows(table_ptr, n, c, rows, N, C):
     where = table_ptr + n.to(tl.int64)[:, None] * C + c[None, :]
     return tl.load(where, mask=rows, other=0.0), tl.load(where + N * C, mask=rows, other=0.0)
+
+
+@triton.jit
+def store_groups(table_ptr, n, c, group, rows, N, C, first, second, K: tl.constexpr):
+    """Store two tables of slabs, (N, G) each; one lane of each group writes."""
+    where = table_ptr + n.to(tl.int64)[:, None] * (C // K) + group[None, :]
+    writes = rows & (c == group * K)[None, :]
+    tl.store(where, first, mask=writes)
+    tl.store(where + N * (C // K), second, mask=writes)
+
+
+@triton.jit
+def store_split(part_ptr, split, splits, n, c, rows, N, C, first, second):
+    """Store two tables of the rows in one split of their positions, (splits, N, C) each."""
+    where = (split * N + n.to(tl.int64)[:, None]) * C + c[None, :]
+    tl.store(part_ptr + where, first, mask=rows)
+    tl.store(part_ptr + splits * N * C + where, second, mask=rows)
 
 
 @triton.jit

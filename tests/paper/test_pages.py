@@ -1,4 +1,4 @@
-"""The example of docs/howto/run-the-paper.md, run as the page says."""
+"""docs/howto/run-the-paper.md: what it shows is printed, and its example of a table runs as it says."""
 
 from __future__ import annotations
 
@@ -20,10 +20,19 @@ from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe import find_recipe, parse_recipe
 from contnorm.paper.run import TableOptions
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "run-the-paper.md").read_text()
-PAGE = PAGE.split("## Add a table")[1]
-(RECIPE,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-COMMANDS = re.findall(r"^contnorm (.*)$", PAGE, re.MULTILINE)
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, EXAMPLE = (ROOT / "docs" / "howto" / "run-the-paper.md").read_text().split("## Add a table")
+(RECIPE,) = re.findall(r"^```toml\n(.*?)^```", EXAMPLE, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^contnorm (.*)$", EXAMPLE, re.MULTILINE)
+
+
+def test_shown_lines_are_printed(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=160)
+    run_recipe("table1", TableOptions(data_root=tmp_path, runs=ROOT / "docs" / "records" / "runs"), console)
+    assert isinstance(console.file, io.StringIO)
+    printed = {line.rstrip() for line in console.file.getvalue().splitlines()}
+    shown = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 2 and [line for line in "".join(shown).splitlines() if line not in printed] == []
 
 
 def test_page_recipe_has_described_cells() -> None:
@@ -55,7 +64,7 @@ def test_page_example_runs_and_is_reported(tmp_path: Path, monkeypatch: pytest.M
     for arguments in reports:
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-    assert "97.10 +- 0.40" in Path("my-report/my-table.md").read_text()
+    assert "97.10 +- 0.40" in Path("my-report/tables.md").read_text()
     page = Path("report.html").read_text()
     assert '<section id="my-table">' in page and "printed as 19" in page and "fm_mammoth" in page
     assert "contnorm paper my-table.toml --seeds 2" in page
