@@ -94,7 +94,6 @@ def test_build_of_cocoseq_is_listed_and_loaded(contnorm: Callable[..., str], tmp
         "a part of the published stream: 20 of 41,438",
         "train by task, in the order of training: 0: 3, 3: 3, 1: 3, 2: 3",
         "test by task, in the order of training: 0: 2, 3: 2, 1: 2, 2: 2",
-        "pictures without a label: 1",
     ]
     source = bench.load_stream("cocoseq", root=tmp_path / "sets").source
     assert source.train_images.shape == (12, 3, 256, 256) and source.classes == 70
@@ -110,8 +109,8 @@ def test_build_with_missing_pictures_is_refused_or_recorded(contnorm: Callable[.
         (tmp_path / "coco" / "images" / f"{number:012d}.jpg").unlink()
     how = ("data", "cocoseq", "--coco", tmp_path / "coco", "--size", 224)
     assert "cocoseq: 2 of 20 pictures are missing, such as 17, 6." in contnorm(*how, fails=True)
-    assert "incomplete: missing_pictures" in contnorm(*how, "--allow-missing")
-    assert "missing train pictures: 2\n  by task: 3: 1, 1: 1\n  by class: " in contnorm("data", "cocoseq")
+    assert "missing pictures: 2 train, 0 test; missing_pictures in dataset.json" in contnorm(*how, "--allow-missing")
+    assert "missing pictures: 2 train" in contnorm("data", "cocoseq")
     assert "cocoseq (18 of 41,438 pictures, 2 missing)" in contnorm("data")
 
 

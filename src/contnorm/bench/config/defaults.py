@@ -99,7 +99,7 @@ def _canonical_norm(norm: NormConfig, chosen: Collection[str]) -> NormConfig:
     """
     if is_user_code(norm.name):
         return replace(norm, code=norm_code(norm.name, norm.code))
-    found = _known_norm(norm.name)
+    found = known_norm(norm.name)
     if found is None:  # an unknown name is reported where the network is built
         return norm
     spec, groups = found
@@ -188,7 +188,7 @@ def resolved_settings(config: RunConfig) -> Mapping[str, Any]:
     for name in _DEFAULT_IF_NONE:
         if settings[f"stream.{name}"] is None:
             settings[f"stream.{name}"] = defaults.get(name)
-    norm = _known_norm(config.norm.name)
+    norm = known_norm(config.norm.name)
     if norm is not None and not norm[0].grouped:
         settings |= {"norm.groups": None, "norm.auto_channels": None}
     return MappingProxyType(settings)
@@ -209,13 +209,13 @@ def run_names(config: RunConfig) -> tuple[str, str, str]:
     if config.train.max_steps is not None:
         stream += f", first {config.train.max_steps} steps"
     norm = config.norm.name
-    if found := _known_norm(norm):
+    if found := known_norm(norm):
         spec, in_name = found
         norm = numbered_name(spec, in_name or config.norm.groups) if spec.grouped else spec.name
     return stream, config.strategy.name, norm + frozen_label(config.norm.freeze_after)
 
 
-def _known_norm(name: str) -> tuple[NormInfo, int | None] | None:
+def known_norm(name: str) -> tuple[NormInfo, int | None] | None:
     """Norm of a name, with the number of groups in it; None if it is unknown to this version."""
     try:
         return find_norm(name)

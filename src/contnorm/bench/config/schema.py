@@ -51,6 +51,11 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # most precise first
 _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
+def setting(default: Any, description: str, *, kw_only: bool = False) -> Any:
+    """Field of a setting, with its default and what it is."""
+    return Field(default=default, description=description, kw_only=kw_only)
+
+
 @dataclass(frozen=True, config=_CONFIG)
 class ComponentConfig:
     """Base class of groups whose component, such as a strategy, may have own settings.
@@ -67,31 +72,24 @@ class ComponentConfig:
 class StreamConfig:
     """The data stream: data set, tasks and their order."""
 
-    name: Text = Field(default="permuted-mnist", description="Stream; `contnorm ls streams` lists them.")
-    source: Text | None = Field(
-        default=None, description="Data set; none for the first of the stream's that is on disk."
+    name: Text = setting("permuted-mnist", "Stream; `contnorm ls streams` lists them.")
+    source: Text | None = setting(None, "Data set; none for the first of the stream's that is on disk.")
+    tasks: Count | None = setting(None, "Number of tasks; none for all.")
+    train_per_task: Count | None = setting(None, "Training samples per task; none for all.")
+    test_per_task: Count | None = setting(None, "Test samples per task; none for all.")
+    class_order: Literal["fixed", "seed"] = setting(
+        "fixed", "Assignment of classes (or permutations) to tasks: the same for all seeds, or by seed."
     )
-    tasks: Count | None = Field(default=None, description="Number of tasks; none for all.")
-    train_per_task: Count | None = Field(default=None, description="Training samples per task; none for all.")
-    test_per_task: Count | None = Field(default=None, description="Test samples per task; none for all.")
-    class_order: Literal["fixed", "seed"] = Field(
-        default="fixed",
-        description="Assignment of classes (or permutations) to tasks: the same for all seeds, or by seed.",
+    scenario: Literal["task", "class", "domain", "free"] | None = setting(
+        None, "Task-, class- or domain-incremental learning, or task-free; none for the stream's default."
     )
-    scenario: Literal["task", "class", "domain", "free"] | None = Field(
-        default=None,
-        description="Task-, class- or domain-incremental learning, or task-free; none for the stream's default.",
+    part: Literal["all", "learn", "validate"] | None = setting(
+        None, "Tasks to use where the stream reserves some for model selection; none for its default."
     )
-    part: Literal["all", "learn", "validate"] | None = Field(
-        default=None,
-        description="Tasks to use where the stream reserves some for model selection; none for its default.",
-    )
-    augment: bool | None = Field(
-        default=None, description="Random crops and flips of training images; none for the stream's default."
-    )
-    holdout: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None,
-        description="Fraction of the training samples of each class that replaces the test samples, for model "
+    augment: bool | None = setting(None, "Random crops and flips of training images; none for the stream's default.")
+    holdout: Annotated[float, Field(gt=0, lt=1)] | None = setting(
+        None,
+        "Fraction of the training samples of each class that replaces the test samples, for model "
         "selection; none for the test samples.",
     )
 
@@ -100,26 +98,21 @@ class StreamConfig:
 class StrategyConfig(ComponentConfig):
     """The learning method: how the loss is computed from stream and memory samples."""
 
-    name: Text = Field(
-        default="single", description="Strategy, or path/to/file.py:Class; `contnorm ls strategies` lists them."
+    name: Text = setting("single", "Strategy, or path/to/file.py:Class; `contnorm ls strategies` lists them.")
+    forward: Literal["joint", "separate"] = setting(
+        "joint", "One forward pass over stream and memory samples, or two; changes batch moments."
     )
-    forward: Literal["joint", "separate"] = Field(
-        default="joint",
-        description="One forward pass over stream and memory samples, or two; changes batch moments.",
+    loss: Literal["mean", "sum"] = setting(
+        "mean", "Mean over all samples, or sum of the means of stream and memory samples."
     )
-    loss: Literal["mean", "sum"] = Field(
-        default="mean", description="Mean over all samples, or sum of the means of stream and memory samples."
-    )
-    replay_from: Literal["past", "all"] = Field(
-        default="past", description="Replay samples of earlier tasks, or of all tasks so far."
-    )
-    alpha: Number = Field(default=0.2, description="Weight of the stored logits in DER++.")
-    beta: Number = Field(default=0.5, description="Weight of the stored labels in DER++.")
-    code: Text | None = Field(default=None, description="Hash of a user's strategy; filled in, do not set.")
-    distance: Literal["task", "all"] = Field(
-        default="task",
+    replay_from: Literal["past", "all"] = setting("past", "Replay samples of earlier tasks, or of all tasks so far.")
+    alpha: Number = setting(0.2, "Weight of the stored logits in DER++.")
+    beta: Number = setting(0.5, "Weight of the stored labels in DER++.")
+    code: Text | None = setting(None, "Hash of a user's strategy; filled in, do not set.")
+    distance: Literal["task", "all"] = setting(
+        "task",
+        "Outputs that DER++ compares with the stored logits: those that compete for the sample, or all.",
         kw_only=True,
-        description="Outputs that DER++ compares with the stored logits: those that compete for the sample, or all.",
     )
 
 
@@ -127,59 +120,54 @@ class StrategyConfig(ComponentConfig):
 class MemoryConfig(ComponentConfig):
     """The replay memory."""
 
-    kind: Text = Field(
-        default="ring", description="Memory, or path/to/file.py:Class; `contnorm ls memories` lists them."
+    kind: Text = setting("ring", "Memory, or path/to/file.py:Class; `contnorm ls memories` lists them.")
+    size: Count = setting(50, "Slots: per task (or class) for ring, in total for the others.")
+    per: Literal["task", "class"] = setting("task", "For ring: one ring per task, or per class.")
+    # Larger exponents of sample counts can overflow.
+    rho: Annotated[float, Field(ge=-10, le=10)] = setting(
+        0.0, "For prs: a label's share is its frequency to this power; 0 gives equal shares."
     )
-    size: Count = Field(default=50, description="Slots: per task (or class) for ring, in total for the others.")
-    per: Literal["task", "class"] = Field(default="task", description="For ring: one ring per task, or per class.")
-    rho: Annotated[float, Field(ge=-10, le=10)] = Field(  # larger exponents of sample counts can overflow
-        default=0.0, description="For prs: a label's share is its frequency to this power; 0 gives equal shares."
-    )
-    quirk: bool = Field(default=False, description="For prs: evict as the published code does.")
-    code: Text | None = Field(default=None, description="Hash of a user's memory; filled in, do not set.")
+    quirk: bool = setting(False, "For prs: evict as the published code does.")
+    code: Text | None = setting(None, "Hash of a user's memory; filled in, do not set.")
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class ModelConfig:
     """The network."""
 
-    name: Text = Field(
-        default="mlp", description="Network, or path/to/file.py:function; `contnorm ls models` lists them."
+    name: Text = setting("mlp", "Network, or path/to/file.py:function; `contnorm ls models` lists them.")
+    width: Count = setting(100, "Units of hidden layers; for a ResNet, filters of its stem.")
+    stem: Literal["pool", "plain"] = setting("pool", "ResNet stem with or without max-pool.")
+    weights: Text | None = setting(
+        None, "Initial weights: a file, or torchvision:NAME; none for random initialization."
     )
-    width: Count = Field(default=100, description="Units of hidden layers; for a ResNet, filters of its stem.")
-    stem: Literal["pool", "plain"] = Field(default="pool", description="ResNet stem with or without max-pool.")
-    weights: Text | None = Field(
-        default=None, description="Initial weights: a file, or torchvision:NAME; none for random initialization."
-    )
-    weights_hash: Text | None = Field(default=None, description="Hash of the weights file; filled in, do not set.")
-    code: Text | None = Field(default=None, description="Hash of a user's network; filled in, do not set.")
+    weights_hash: Text | None = setting(None, "Hash of the weights file; filled in, do not set.")
+    code: Text | None = setting(None, "Hash of a user's network; filled in, do not set.")
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class NormConfig(ComponentConfig):
     """The normalization layers of the network."""
 
-    name: Text = Field(default="bn", description="Norm, or path/to/file.py:Class; `contnorm ls norms` lists them.")
-    groups: Count | Literal["auto"] = Field(
-        default=32, description="Channel groups of norms that have them; auto fits them to the channels of each layer."
+    name: Text = setting("bn", "Norm, or path/to/file.py:Class; `contnorm ls norms` lists them.")
+    groups: Count | Literal["auto"] = setting(
+        32, "Channel groups of norms that have them; auto fits them to the channels of each layer."
     )
-    auto_channels: Annotated[int, Field(ge=1, le=2)] = Field(
-        default=1, description="Minimum channels per group for groups=auto: 2 in new runs, 1 in records of 0.1."
+    auto_channels: Annotated[int, Field(ge=1, le=2)] = setting(
+        1, "Minimum channels per group for groups=auto: 2 in new runs, 1 in records of 0.1."
     )
-    momentum: Number | Literal["cumulative"] | None = Field(
-        default=None, description="Momentum of running moments; none for the norm's default."
+    momentum: Number | Literal["cumulative"] | None = setting(
+        None, "Momentum of running moments; none for the norm's default."
     )
-    schedule: Literal["published", "scaled"] = Field(
-        default="published", description="Limits of batch renormalization."
+    schedule: Literal["published", "scaled"] = setting("published", "Limits of batch renormalization.")
+    layers: Literal["ours", "stock"] = setting(
+        "ours", "Implementation; stock uses torch's unfused layers, for speed comparisons."
     )
-    layers: Literal["ours", "stock"] = Field(
-        default="ours", description="Implementation; stock uses torch's unfused layers, for speed comparisons."
-    )
-    code: Text | None = Field(default=None, description="Hash of a user's norm; filled in, do not set.")
-    freeze_after: Count | None = Field(
-        default=None,
+    code: Text | None = setting(None, "Hash of a user's norm; filled in, do not set.")
+    freeze_after: Count | None = setting(
+        None,
+        "Number of tasks after which running moments are frozen and also used in training; none for never.",
         kw_only=True,
-        description="Number of tasks after which running moments are frozen and also used in training; none for never.",
     )
 
 
@@ -187,36 +175,32 @@ class NormConfig(ComponentConfig):
 class TrainConfig:
     """Optimization."""
 
-    lr: PositiveNumber = Field(default=0.03, description="Learning rate.")
-    optimizer: Literal["sgd", "adam"] = Field(default="sgd", description="Optimizer.")
-    clip_value: PositiveNumber | None = Field(
-        default=None, description="Clip each gradient element to [-clip_value, clip_value]; none for no clipping."
+    lr: PositiveNumber = setting(0.03, "Learning rate.")
+    optimizer: Literal["sgd", "adam"] = setting("sgd", "Optimizer.")
+    clip_value: PositiveNumber | None = setting(
+        None, "Clip each gradient element to [-clip_value, clip_value]; none for no clipping."
     )
-    batch: Count = Field(default=10, description="Stream samples per step.")
-    replay: Annotated[int, Field(ge=0, le=_MAX_INT)] = Field(default=10, description="Memory samples per step.")
-    partial: Literal["keep", "drop"] = Field(
-        default="keep", description="Keep or drop the incomplete last batch of each task."
+    batch: Count = setting(10, "Stream samples per step.")
+    replay: Annotated[int, Field(ge=0, le=_MAX_INT)] = setting(10, "Memory samples per step.")
+    partial: Literal["keep", "drop"] = setting("keep", "Keep or drop the incomplete last batch of each task.")
+    passes: Count = setting(1, "Epochs per task; online learning uses 1.")
+    precision: Precision = setting("fp32", "Floating-point precision of training.")
+    deterministic: bool = setting(True, "Use deterministic algorithms only.")
+    graph: Literal["on", "off"] = setting(
+        "on", "Capture training steps as CUDA graphs on a GPU; off runs every step in Python."
     )
-    passes: Count = Field(default=1, description="Epochs per task; online learning uses 1.")
-    precision: Precision = Field(default="fp32", description="Floating-point precision of training.")
-    deterministic: bool = Field(default=True, description="Use deterministic algorithms only.")
-    graph: Literal["on", "off"] = Field(
-        default="on", description="Capture training steps as CUDA graphs on a GPU; off runs every step in Python."
-    )
-    max_steps: Count | None = Field(
-        default=None, description="Stop after this many steps (smoke test); none for all steps."
-    )
-    convolutions: Literal["auto", "cudnn"] = Field(
-        default="auto",
-        kw_only=True,
-        description="Compute convolutions by Triton where a table of measurements on this GPU says that it is faster, "
+    max_steps: Count | None = setting(None, "Stop after this many steps (smoke test); none for all steps.")
+    convolutions: Literal["auto", "cudnn"] = setting(
+        "auto",
+        "Compute convolutions by Triton where a table of measurements on this GPU says that it is faster, "
         "or all of them by cuDNN.",
-    )
-    updates: Count = Field(
-        default=1,
         kw_only=True,
-        description="Steps per stream batch, each with its own augmentation and replay samples; the batch is offered "
+    )
+    updates: Count = setting(
+        1,
+        "Steps per stream batch, each with its own augmentation and replay samples; the batch is offered "
         "to the memory at the last one.",
+        kw_only=True,
     )
 
 
@@ -224,22 +208,18 @@ class TrainConfig:
 class EvaluateConfig:
     """Evaluation."""
 
-    moments: Literal["running", "oracle", "memory", "task"] = Field(
-        default="running",
-        description="Moments in evaluation: running ones, exact ones of all data seen so far (oracle) or of the replay "
+    moments: Literal["running", "oracle", "memory", "task"] = setting(
+        "running",
+        "Moments in evaluation: running ones, exact ones of all data seen so far (oracle) or of the replay "
         "memory's samples (memory), or for each task the running ones at its end (task).",
     )
-    ahead: bool = Field(
-        default=False, description="Also evaluate tasks that are not learned yet, and all tasks before training."
-    )
-    drift: bool = Field(
-        default=True, description="After each task, measure the distance between running and oracle moments."
-    )
-    weights: Literal["plain", "task", "batch"] = Field(
-        default="plain",
-        kw_only=True,
-        description="For moments=memory: the same weight for each stored sample (plain) or each task (task), or the "
+    ahead: bool = setting(False, "Also evaluate tasks that are not learned yet, and all tasks before training.")
+    drift: bool = setting(True, "After each task, measure the distance between running and oracle moments.")
+    weights: Literal["plain", "task", "batch"] = setting(
+        "plain",
+        "For moments=memory: the same weight for each stored sample (plain) or each task (task), or the "
         "shares of a training batch (batch).",
+        kw_only=True,
     )
 
 
