@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from contnorm.bench.fingerprint import Match, compare_fingerprints, not_comparable
+from contnorm.bench.data.dataset import compare_fingerprints, not_comparable
 from contnorm.bench.metrics import SCORE_TITLES
 from contnorm.bench.records import Record, spread_over_seeds
 
@@ -185,7 +185,7 @@ def data_remarks(records: Iterable[Record]) -> list[str]:
     lines = digits_remarks(records)
     for source, fingerprints in by_source.items():
         matches = {compare_fingerprints(a, b) for a, b in combinations(fingerprints, 2)}
-        if Match.DIFFERENT in matches:
+        if "different" in matches:
             lines.append(f"{source}: the runs used different data, with fingerprints {', '.join(fingerprints)}.")
         elif matches:
             lines.append(f"{source}: the runs may have used different data: {not_comparable(*list(fingerprints)[:2])}.")
