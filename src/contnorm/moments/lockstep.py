@@ -151,7 +151,8 @@ class Lockstep:
                     raise StopForward
                 self.index = index
 
-        return hook
+        untraced: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+        return untraced
 
 
 def _free_memory(device: torch.device, processes: int) -> int:

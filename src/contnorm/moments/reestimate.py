@@ -36,7 +36,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
-from contnorm.checks import check_model
 from contnorm.moments.freeze import evaluation_mode, frozen_stats
 from contnorm.moments.lockstep import Lockstep, StopForward, first_input, fits_lockstep
 from contnorm.moments.pooling import (
@@ -181,7 +180,7 @@ def reestimate(
         )
     if process_group is not None and not (dist.is_available() and dist.is_initialized()):
         raise ValueError("reestimate: process_group is given, but torch.distributed is not initialized.")
-    layers = moment_layers(check_model(model, "reestimate"), frozen)
+    layers = moment_layers(model, frozen)
     if not layers:
         raise ValueError(
             f"reestimate: {type(model).__name__} has no norm layer with running moments to estimate. See "
@@ -384,7 +383,8 @@ class _Measurement:
                 def hook(layer: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
                     add(name, layer, first_input(args, kwargs))
 
-                stack.callback(self.layers[name].register_forward_pre_hook(hook, with_kwargs=True).remove)
+                untraced = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+                stack.callback(self.layers[name].register_forward_pre_hook(untraced, with_kwargs=True).remove)
             stack.enter_context(suppress(StopForward))
             self.run(self.model, batch)
 
