@@ -42,7 +42,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
-from contnorm.checks import check_model
 from contnorm.moments.freeze import evaluation_mode, frozen_stats
 from contnorm.moments.pooling import (
     Frozen,
@@ -190,7 +189,7 @@ def reestimate(
         )
     if process_group is not None and not (dist.is_available() and dist.is_initialized()):
         raise ValueError("reestimate: process_group is given, but torch.distributed is not initialized.")
-    layers = moment_layers(check_model(model, "reestimate"), frozen)
+    layers = moment_layers(model, frozen)
     if not layers:
         raise ValueError(
             f"reestimate: {type(model).__name__} has no norm layer with running moments to estimate. See "
