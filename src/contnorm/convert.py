@@ -18,7 +18,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from contnorm.checks import auto_groups
-from contnorm.convert.detect import (
+from contnorm.detect import (
     DetectedNorm,
     TreatAs,
     detect_norm,
@@ -73,7 +73,7 @@ def convert_norm(
     mode and ``requires_grad`` are kept. State that the new norm does not have is dropped; state that the old norm did
     not have is initialized.
 
-    Layers of torch and of this package are known, and so are those of `contnorm.convert.detect`. Subclasses of these
+    Layers of torch and of this package are known, and so are those of `contnorm.detect`. Subclasses of these
     with a ``forward`` of their own may compute anything: they are refused unless ``treat_as`` says what they compute.
 
     Norms that contain an activation (``evonorm_s0``, ``frn``) are for networks that are built with them. A model is
