@@ -477,10 +477,10 @@ def _start(
     if values != stream.settings:
         source = stream.source if stream.root is None or stream.is_loaded else None
         stream = Stream(values, stream.root, source, stream.allow_missing)
-    lowest, many = name.startswith("fm"), len(chosen) > 1
+    first, seed = "lowest" if name.startswith("fm") else "highest", "seed" if len(chosen) == 1 else "seeds"
     rule = (
-        f"{'lowest' if lowest else 'highest'} mean {name} on the {chosen_on} over {len(chosen)} seed{'s' if many else ''}; "
-        f"a setting with a diverged seed is not chosen; on ties, the smallest learning rate or tuned value."
+        f"{first} mean {name} on the {chosen_on} over {len(chosen)} {seed}; a setting with a diverged seed is not "
+        f"chosen; on ties, the smallest learning rate or tuned value."
     )
     return stream, SweepResult([], axes, stream.name, name, chosen, chosen_on, rule)
 
