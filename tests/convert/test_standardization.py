@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import contnorm as cn
-from contnorm.norms.weight_standardization import is_standardized
+from contnorm.norms.group import is_standardized
 from tests.models import ResNet
 
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -33,7 +33,7 @@ from contnorm.bench.data.dataset import (
     load_stored,
     published,
 )
-from contnorm.bench.data.pictures import decode_pictures, decoder_name
+from contnorm.bench.data.formats import decode_pictures, decoder_name
 from contnorm.errors import UserError, unknown
 
 if TYPE_CHECKING:
