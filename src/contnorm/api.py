@@ -16,7 +16,14 @@ from contnorm.norms.activation import (
     FilterResponseNorm2d,
     FilterResponseNorm3d,
 )
-from contnorm.norms.adaptive import AdaptiveBalanceNorm1d, AdaptiveBalanceNorm2d, AdaptiveBalanceNorm3d
+from contnorm.norms.balanced import (
+    AdaptiveBalanceNorm1d,
+    AdaptiveBalanceNorm2d,
+    AdaptiveBalanceNorm3d,
+    TaskBalancedNorm1d,
+    TaskBalancedNorm2d,
+    TaskBalancedNorm3d,
+)
 from contnorm.norms.base import NoNorm1d, NoNorm2d, NoNorm3d
 from contnorm.norms.batch import (
     BalancedBatchNorm1d,
@@ -38,6 +45,9 @@ from contnorm.norms.group import (
     LayerNorm1d,
     LayerNorm2d,
     LayerNorm3d,
+    WSGroupNorm1d,
+    WSGroupNorm2d,
+    WSGroupNorm3d,
 )
 from contnorm.norms.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
 from contnorm.norms.robust import (
@@ -49,8 +59,6 @@ from contnorm.norms.robust import (
     RobustBatchNorm3d,
 )
 from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
-from contnorm.norms.task_balanced import TaskBalancedNorm1d, TaskBalancedNorm2d, TaskBalancedNorm3d
-from contnorm.norms.weight_standardization import WSGroupNorm1d, WSGroupNorm2d, WSGroupNorm3d
 from contnorm.registry import create_norm, register_norm, unregister_norm
 from contnorm.summary import summarize
 from contnorm.tags import BatchTags, ReplayRequest, batch_tags, current_tags

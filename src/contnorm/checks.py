@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
-
-from contnorm.errors import GroupsError
+from torch import Tensor
 
 MAX_AUTO_GROUPS = 32
 MIN_AUTO_CHANNELS = 2  # with one channel per group, group norm would be instance norm
 MIN_AUTO_CHANNELS_OF_ONE_POSITION = 8  # with one position, a group has only its channels: fewer give noisy moments
-
-
-def check_model(model: object, caller: str) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller}: expected a torch.nn.Module as model, got {type(model).__name__}.")
-    return model
 
 
 def check_input(x: Tensor, *vectors: Tensor | None) -> None:
@@ -71,24 +62,6 @@ def check_batch(x: Tensor, eps: float) -> None:
         raise ValueError("eps must be above 0 when training.")
 
 
-def divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def nearest_groups(channels: Sequence[int], wanted: int) -> int:
-    """Return the number of groups nearest to ``wanted`` that divides the channels of every layer.
-
-    It leaves at least 2 channels in each group, since with one channel per group, group norm would be instance norm.
-
-    Example:
-        >>> nearest_groups([20], 32), nearest_groups([64, 48], 32), nearest_groups([64], 5), nearest_groups([7], 2)
-        (10, 16, 4, 1)
-    """
-    most = max(1, min(channels) // MIN_AUTO_CHANNELS)
-    choices = [groups for groups in divisors(math.gcd(*channels)) if groups <= most]
-    return min(choices, key=lambda groups: (abs(groups - wanted), -groups))
-
-
 def auto_groups(channels: int, one_position: bool = False) -> int:
     """Return the number of groups that ``num_groups="auto"`` selects.
 
@@ -119,12 +92,9 @@ def resolve_groups(num_groups: int | str, channels: int, rank: int) -> int:
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 1:
         raise ValueError(f"num_groups={num_groups!r} must be a whole number, 1 or more, or 'auto'.")
     if channels % num_groups:
-        raise GroupsError(
+        raise ValueError(
             f"num_groups={num_groups} does not divide the {channels} channels. Use a divisor, such as "
-            f"{nearest_groups([channels], num_groups)}, or num_groups='auto'.",
-            num_groups,
-            channels,
-            nearest_groups([channels], num_groups),
+            f"{auto_groups(channels)}, or num_groups='auto'."
         )
     return num_groups
 

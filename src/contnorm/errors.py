@@ -11,20 +11,6 @@ from pathlib import Path
 from typing import Any
 
 
-class GroupsError(ValueError):
-    """The number of groups does not divide the number of channels.
-
-    Attributes:
-        num_groups: The number of groups.
-        channels: The number of channels of the first layer that it does not divide.
-        suggestion: A number of groups that divides the channels; see `nearest_groups`.
-    """
-
-    def __init__(self, message: str, num_groups: int = 0, channels: int = 0, suggestion: int = 1) -> None:
-        super().__init__(message)
-        self.num_groups, self.channels, self.suggestion = num_groups, channels, suggestion
-
-
 class UserError(Exception):
     """Invalid input from the user: an argument, a setting or a file that cannot be used."""
 

@@ -49,7 +49,7 @@ def crossing_probability(bound: float, looks: int) -> float:
     k = np.arange(1, looks + 1)
     covariance = np.sqrt(np.minimum.outer(k, k) / np.maximum.outer(k, k))
     inside = stats.multivariate_normal.cdf(
-        [bound] * looks, cov=covariance, lower_limit=[-bound] * looks, abseps=1e-7, releps=1e-7, rng=0
+        [bound] * looks, cov=covariance, lower_limit=[-bound] * looks, abseps=1e-5, releps=1e-5, rng=0
     )
     return float(1 - inside)
 

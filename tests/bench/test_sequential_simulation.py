@@ -120,7 +120,7 @@ def error_of(rate: float, trials: int = TRIALS) -> float:
 
 
 def test_simulation_equals_the_rule() -> None:
-    differences = np.concatenate([draw("normal")[:40] + 0.4, draw("derpp brn-scaled cn")[:40]])
+    differences = np.concatenate([draw("normal")[:12] + 0.4, draw("derpp brn-scaled cn")[:12]])
     for cases in (1, 10):
         bounds = simulate(differences, cases)
         for trial, row in enumerate(differences):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 import contnorm as cn
-from contnorm.bench.models.networks import ResNet18
-from contnorm.norms.weight_standardization import is_standardized, standardize_convolutions
+from contnorm.norms.group import is_standardized
 from tests.models import ResNet
 
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -55,11 +52,3 @@ def test_model_without_convolutions_and_with_other_ones() -> None:
     with pytest.raises(ValueError, match="a Odd can't be standardized"):
         cn.convert_norm(other, "gn_ws", num_groups=2)
     assert type(other[0]) is nn.Conv2d and type(other[2]) is nn.BatchNorm2d
-
-
-def test_networks_of_the_bench() -> None:
-    network = ResNet18(3, 5, 8, norm=lambda channels: cn.WSGroupNorm2d(channels, num_groups=2))
-    standardize_convolutions(network)
-    assert len(convolutions(network)) == 20 and all(map(is_standardized, convolutions(network)))
-    cn.convert_norm(copy.deepcopy(network), "bn")
-    assert all(map(is_standardized, convolutions(network)))

@@ -64,12 +64,6 @@ def test_dimension_is_an_argument_or_that_of_the_convolutions() -> None:
     assert isinstance(cn.revert_sync(recorded, dim=3)[0], nn.BatchNorm2d)  # the layer that it was
 
 
-def test_revert_sync_selects_layers() -> None:
-    model = cn.convert_sync(network("cn"))
-    cn.revert_sync(model, only="1")
-    assert type(model[1]) is cn.ContinualNorm2d and type(model[5]) is cn.SyncContinualNorm
-
-
 @pytest.mark.parametrize("to", norm_names())
 @pytest.mark.parametrize("start", ["bn", "bn_gn_tied"])
 def test_synchronized_layers_convert_to_every_norm(start: str, to: str) -> None:

@@ -168,16 +168,6 @@ def test_interrupted_evaluation_is_restored(benchmark: Any) -> None:
     assert equal(batch_moments(strategy.model), running)
 
 
-def test_frozen_moments_are_lifted_for_the_buffer(benchmark: Any) -> None:
-    strategy = learner(Replay, network(), NormPlugin(None, reestimate_from="buffer"), metrics=[NormEffect()])
-    strategy.train(benchmark.train_stream[0])
-    cn.freeze_stats(strategy.model)
-    running = batch_moments(strategy.model)
-    strategy.eval(benchmark.test_stream)
-    strategy.train(benchmark.train_stream[1])
-    assert equal(batch_moments(strategy.model), running)
-
-
 class GrowingModel(DynamicModule):
     """A model whose adaptation adds a layer with batch norm for each experience."""
 
@@ -292,16 +282,6 @@ def test_benchmark_has_samples_of_stream(stream: bench.Stream, benchmark: Any) -
                 assert torch.equal(x, theirs[i][0])
                 assert (y, 0) == tuple(map(int, theirs[i][1:]))
         assert train.classes_in_this_experience == [2 * task.index, 2 * task.index + 1]
-
-
-def test_class_order_of_seed() -> None:
-    options = {"source": "digits", "scenario": "class", "class_order": "seed", "train_per_task": 20}
-    stream = bench.load_stream("split-mnist", **options)
-    for seed in (0, 1):
-        batches = list(stream.batches(batch_size=20, seed=seed))
-        for experience, batch in zip(to_avalanche(stream, seed).train_stream, batches, strict=True):
-            assert torch.equal(torch.stack([experience.dataset[i][0] for i in range(20)]), batch.x)
-    assert not torch.equal(batches[0].x, next(stream.batches(batch_size=20, seed=0)).x)
 
 
 def test_augmentation_of_stream_is_in_training_transforms() -> None:

@@ -4,7 +4,6 @@ The annotations here are objects, as huggingface_hub needs them to decode a data
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,27 +60,6 @@ def test_constructors_do_not_get_the_spec(make: Any, tmp_path: Path) -> None:
     loaded = type(saved).from_pretrained(tmp_path)
     assert_same(saved, loaded)
     assert loaded.config == saved.config
-
-
-def test_pushed_repositories_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two calls of the Hub are replaced by a folder: what is uploaded is what is downloaded."""
-    repository = tmp_path / "repository"
-
-    class Created:
-        repo_id = "user/model"
-
-    def upload(self: Any, *, folder_path: Path, **options: Any) -> str:
-        os.rename(folder_path, repository)
-        return "commit"
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda self, **options: Created())
-    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
-    monkeypatch.setattr(
-        "huggingface_hub.hub_mixin.hf_hub_download", lambda repo_id, filename, **options: str(repository / filename)
-    )
-    model = trained(cn.convert_norm(HubNetwork(seed=1), "cn", num_groups=4))
-    model.push_to_hub("user/model")
-    assert_same(model, HubNetwork.from_pretrained("user/model"))
 
 
 def test_repository_without_a_spec_gives_a_warning(tmp_path: Path) -> None:

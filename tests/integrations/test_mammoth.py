@@ -81,16 +81,6 @@ def test_command_trains_a_backbone_with_cn(tmp_path: Path, data: Path) -> None:
     assert seen["bn_track_stats"] == "contnorm.integrations.mammoth"
 
 
-@needs_checkout
-@pytest.mark.slow
-def test_command_takes_groups(tmp_path: Path, data: Path) -> None:
-    arguments = [*COMMAND.format(backbone="resnet18-gn").split(), "--num_groups", "4"]
-    arguments[arguments.index("--stop_after") + 1] = "1"
-    seen = run(arguments, tmp_path, data)
-    assert seen["norm_layers"] == {"GroupNorm2d": 20} and seen["num_groups"] == [4]
-    assert seen["moments_moved"] == 0 and np.isfinite(seen["losses"]).all()
-
-
 def test_recorded_run_is_the_one_of_the_page() -> None:
     record = json.loads(RECORD.read_text())
     page = (ROOT / "docs" / "integrations" / "mammoth.md").read_text()
@@ -156,13 +146,6 @@ def test_names_signatures_and_groups(modules: dict[str, Any]) -> None:
     assert isinstance(modules["registered"]["tiny-resnet-gn-ws"]["class"](10)[1], cn.WSGroupNorm2d)
 
 
-def test_second_registration_adds_nothing(modules: dict[str, Any]) -> None:
-    first = mammoth.register_backbones()
-    count = len(modules["registered"])
-    assert mammoth.register_backbones() == first and len(modules["registered"]) == count
-    assert mammoth.register_backbones(["cn"], ["tiny_resnet"]) == ("tiny-resnet-cn",)
-
-
 def test_tracking_is_replaced_where_it_was_imported(modules: dict[str, Any]) -> None:
     mammoth.register_backbones()
     assert modules["batch_norm"].bn_track_stats is mammoth.bn_track_stats
@@ -185,23 +168,3 @@ def test_tracking_keeps_moments_and_freezes(norm: str, dim: int) -> None:
     assert torch.equal(frozen.running_mean, torch.zeros(4))  # what was frozen before stays frozen
     layer(x)
     assert not torch.equal(layer.running_mean, before["0.running_mean"])
-
-
-@needs_checkout
-def test_tracking_equals_that_of_mammoth_for_batch_norm() -> None:
-    assert CHECKOUT is not None
-    source = (Path(CHECKOUT) / "utils" / "batch_norm.py").read_text()
-    theirs: dict[str, Any] = {}
-    exec(compile(source, "batch_norm.py", "exec"), theirs)
-    outputs = []
-    for context in (theirs["bn_track_stats"], mammoth.bn_track_stats):
-        layer, x = nn.BatchNorm2d(3), torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0))
-        with context(layer, False):
-            outputs.append((layer(x), layer.running_mean.clone()))
-        layer(x)
-        outputs[-1] += (layer.running_mean.clone(),)
-    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
-    volume = cn.ContinualNorm3d(4, num_groups=2)
-    with mammoth.bn_track_stats(volume, False):
-        volume(torch.randn(2, 4, 3, 3, 3))
-    assert volume.num_batches_tracked == 0

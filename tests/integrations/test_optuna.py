@@ -69,11 +69,6 @@ def test_pruned_trials_leave_nothing_behind(stream: bench.Stream, tmp_path: Path
     check_study(optimize(stream, tmp_path, trials=4), tmp_path, seeds=1)
 
 
-@pytest.mark.slow
-def test_pruned_trials_of_worker_processes_leave_nothing_behind(stream: bench.Stream, tmp_path: Path) -> None:
-    check_study(optimize(stream, tmp_path, trials=2, seeds=2, lanes=2), tmp_path, seeds=2)
-
-
 def test_trials_in_threads_leave_nothing_behind(stream: bench.Stream, tmp_path: Path) -> None:
     check_study(optimize(stream, tmp_path, trials=4, n_jobs=2, lanes=1), tmp_path, seeds=1)
     assert threading.active_count() < 10

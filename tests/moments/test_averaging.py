@@ -59,14 +59,6 @@ def test_equal_models_average_to_themselves(weights: list[float] | None) -> None
     assert state["1.running_var"].dtype == torch.float16
 
 
-def test_models_without_moments_and_bare_norms() -> None:
-    state = cn.average_state_dicts([{"weight": torch.tensor([1.0])}, {"weight": torch.tensor([3.0])}])
-    assert state["weight"] == 2
-    states = [{"running_mean": torch.tensor([m]), "running_var": torch.tensor([1.0])} for m in (0.0, 2.0)]
-    assert cn.average_state_dicts(states)["running_var"] == 2
-    assert cn.average_state_dicts([{"running_var": torch.ones(2)}] * 2)["running_var"].tolist() == [1, 1]
-
-
 @pytest.mark.parametrize("weights", [[1], [1, -1], [0, 0], [1, float("nan")]])
 def test_wrong_weights_raise(weights: list[float]) -> None:
     with pytest.raises(ValueError, match="weights"):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import contnorm as cn
-from contnorm.checks import _has_float64, in_float64, widest
+from contnorm.checks import in_float64, widest
 
 
 class Float32Device(TorchDispatchMode):
@@ -42,9 +42,7 @@ def network(norm: str) -> nn.Module:
     return cn.convert_norm(model, norm, **options)
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("norm", ["bn", "cn", "brn"])
+@pytest.mark.parametrize(("norm", "weighted", "exact"), [("bn", True, False), ("cn", False, True), ("brn", True, True)])
 def test_moments_without_float64(norm: str, weighted: bool, exact: bool, request: pytest.FixtureRequest) -> None:
     model = network(norm)
     expected = copy.deepcopy(model)
@@ -74,14 +72,3 @@ def test_sums_are_pooled_in_float64() -> None:
     cn.reestimate(layer, [torch.tensor([[1e4], [1e4 + 1]]) for _ in range(200)])  # sums in float32 would drift
     assert layer.running_mean is not None and layer.running_mean.item() == 10000.5
     assert layer.running_var is not None and layer.running_var.item() == pytest.approx(0.25 * 400 / 399, rel=1e-6)
-
-
-@pytest.mark.usefixtures("no_float64")
-def test_average_without_float64() -> None:
-    states = [{"n.running_mean": torch.tensor([m]), "n.running_var": torch.tensor([1.0])} for m in (0.0, 4.0)]
-    averaged = cn.average_state_dicts(states, weights=[3, 1])
-    assert averaged == {"n.running_mean": torch.tensor([1.0]), "n.running_var": torch.tensor([4.0])}
-
-
-def test_mps_is_the_device_without_float64() -> None:
-    assert [_has_float64(torch.device(name)) for name in ("cpu", "cuda", "mps")] == [True, True, False]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.norms.task_balanced import feasible_parts, task_balanced_batch_norm
+from contnorm.norms.balanced import feasible_parts, task_balanced_batch_norm
 from contnorm.tags import BatchTags, batch_tags
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from contnorm import GroupNorm2d, WSGroupNorm2d, create_norm
 from contnorm.kernels.convolution import Convolution
-from contnorm.norms.weight_standardization import is_standardized, standardize, standardized_weight, unstandardize
+from contnorm.norms.group import is_standardized, standardize, standardized_weight, unstandardize
 from tests.norms.timm_numbers import assert_numbers, timm_layers, values
 
 

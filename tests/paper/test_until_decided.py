@@ -264,40 +264,6 @@ def test_precision_is_that_of_the_fresh_seeds(recipe: Recipe, tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_order_of_selections_does_not_change_verdicts(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The family is that of all recorded cells, also with --only."""
-    accuracy = noisy(cn=(60.6, 0.9), ln=(59.5, 0.7))
-    found = []
-    for order in ([()], [("norm=cn", "norm=bn"), ("norm=ln", "norm=bn")], [("norm=ln", "norm=bn"), ()]):
-        root = tmp_path / str(len(found))
-        root.mkdir()
-        monkeypatch.setattr("contnorm.paper.run.run_missing", Runs(accuracy))
-        for only in order:
-            run_table(recipe, options(root, only=only))
-        cases = [case for claim in run_table(recipe, options(root)).variants[0].claims for case in claim.cases]
-        found.append([(case.what, case.outcome) for case in cases])
-    assert found[0] == found[1] == found[2] and {case[1] for case in found[0]} == {"holds", "does not hold"}
-
-
-@pytest.mark.slow
-def test_score_without_a_value_gets_no_further_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forgetting of a single task is not defined, whatever the seeds; nothing diverged."""
-    text = RECIPE.replace("train_per_task = 20", "train_per_task = 20, tasks = 1").replace('"acc"', '"fm"')
-    recipe = parse_recipe("one", text, "one.toml")
-    runs = Runs(noisy())
-    matrix = {"correct": [[50_000]], "total": [100_000], "before": None}
-    one_task = {"matrix": matrix, "source": {"name": "digits", "fingerprint": "f00d"}}
-    monkeypatch.setattr(f"{__name__}.content", lambda accuracy: one_task)
-    monkeypatch.setattr("contnorm.paper.run.run_missing", runs)
-    claims = run_table(recipe, options(tmp_path)).variants[0].claims
-    assert len(runs.calls) == 1, "a second stage would not define it either"
-    notes = [(case.outcome, case.seeds, case.note) for claim in claims for case in claim.cases]
-    assert notes == [("undecided", 0, "fm has no value in these runs")] * 2
-
-
-@pytest.mark.slow
 def test_selection_does_not_hide_recorded_seeds_from_the_claims(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,40 +118,23 @@ def test_one_run_has_its_score_and_no_difference(tmp_path: Path) -> None:
     assert "<h1>contnorm: runs</h1>" in html and 'id="experiment-1"' in html
 
 
-def test_one_norm_has_the_curves_of_its_settings(tmp_path: Path) -> None:
-    for rate in (0.01, 0.03):
-        save(tmp_path, config_of("bn", rate), [60 + 100 * rate, 61])
-    html = collect_report(tmp_path, FEW).html()
-    assert ">norm=bn, lr=0.01</text>" in html and ">norm=bn, lr=0.03</text>" in html
-    assert only(tmp_path).differences == []
-
-
-def test_one_seed_has_a_difference_without_an_interval(tmp_path: Path) -> None:
-    save(tmp_path, config_of("bn", 0.03), [80])
-    save(tmp_path, config_of("cn8", 0.03), [82])
-    assert "| cn8 minus bn | +2.00 | - | 1 | undecided |" in opening(tmp_path)
+@pytest.mark.parametrize(
+    ("bn", "cn", "first_seed", "row"),
+    [
+        ([80], [82], 0, r"\+2\.00 \| - \| 1 \| undecided"),
+        ([80, 81], [82, 83], 5, r"- \| - \| 0 \| no shared seeds"),
+        ([80, 81], [80, 81], 0, r"\+0\.00 \|[^|]*\| 2 \| undecided"),
+        ([80, 81], [82, 83], 0, r"\+2\.00 \|[^|]*\| 2 \| undecided"),
+    ],
+    ids=["one seed", "no shared seed", "equal scores", "equal differences"],
+)
+def test_differences_without_a_spread_are_not_decided(
+    bn: list[float], cn: list[float], first_seed: int, row: str, tmp_path: Path
+) -> None:
+    save(tmp_path, config_of("bn", 0.03), bn)
+    save(tmp_path, config_of("cn8", 0.03), cn, first_seed)
+    assert re.search(rf"\| (cn8 minus bn|bn minus cn8) \| {row} \|", opening(tmp_path))
     collect_report(tmp_path, FEW).html()
-
-
-def test_norms_without_a_shared_seed_are_not_compared(tmp_path: Path) -> None:
-    save(tmp_path, config_of("bn", 0.03), [80, 81])
-    save(tmp_path, config_of("cn8", 0.03), [82, 83], first_seed=5)
-    text = opening(tmp_path)
-    assert "| cn8 minus bn | - | - | 0 | no shared seeds |" in text and "have no seed in common" in text
-    collect_report(tmp_path, FEW).html()
-
-
-def test_equal_scores_are_undecided(tmp_path: Path) -> None:
-    for norm in ("bn", "cn8"):
-        save(tmp_path, config_of(norm, 0.03), [80, 81])
-    assert re.search(r"\| \+0\.00 \|[^|]*\| 2 \| undecided \|", opening(tmp_path))
-
-
-def test_equal_differences_are_undecided(tmp_path: Path) -> None:
-    """Their standard deviation of zero is no estimate."""
-    save(tmp_path, config_of("bn", 0.03), [80, 81])
-    save(tmp_path, config_of("cn8", 0.03), [82, 83])
-    assert re.search(r"\| cn8 minus bn \| \+2\.00 \|[^|]*\| 2 \| undecided \|", opening(tmp_path))
 
 
 def test_setting_with_a_diverged_seed_is_not_chosen(tmp_path: Path) -> None:
@@ -189,33 +172,28 @@ def test_setting_with_few_seeds_is_not_chosen(tmp_path: Path) -> None:
     assert only(tmp_path).best[0].setting.lr == 0.1  # type: ignore[union-attr]
 
 
-def test_settings_are_chosen_on_validation_runs_of_the_same_experiment(tmp_path: Path) -> None:
-    cifar = {"stream": {"name": "split-cifar100", "source": "cifar100"}}
+@pytest.mark.parametrize(
+    ("validate", "learn", "data"),
+    [
+        ({"part": "validate"}, {"part": "learn"}, "validation tasks"),
+        ({"holdout": 0.1}, {}, "held-out training samples"),
+    ],
+)
+def test_settings_are_chosen_on_validation_runs_of_the_same_experiment(
+    validate: dict[str, Any], learn: dict[str, Any], data: str, tmp_path: Path
+) -> None:
+    stream = {"name": "split-cifar100", "source": "cifar100"}
     for rate, validation, test in ((0.01, [70, 71], [60, 61]), (0.1, [60, 61], [75, 76])):
-        values = merge_settings(cifar, {"train": {"lr": rate}})
-        save(tmp_path, from_dict(merge_settings(values, {"stream": {"part": "validate"}})), validation)
-        save(tmp_path, from_dict(merge_settings(values, {"stream": {"part": "learn"}})), test)
+        save(tmp_path, config_of("bn", rate, stream={**stream, **validate}), validation)
+        save(tmp_path, config_of("bn", rate, stream={**stream, **learn}), test)
     on_test, on_validation = collect_report(tmp_path, FEW).experiments
-    assert (on_test.title, on_validation.title) == (
-        "split-cifar100, single",
-        "split-cifar100, single, validation tasks",
-    )
+    assert on_test.title == "split-cifar100, single" and on_validation.title.endswith(data)
     [best] = on_test.best
-    assert best.setting is not None and (best.setting.lr, best.chosen_on) == (0.01, "validation tasks")
+    assert best.setting is not None and (best.setting.lr, best.chosen_on) == (0.01, data)
     assert best.setting.mean("acc") == pytest.approx(60.5), "the score is that on the test tasks"
     text = opening(tmp_path)
-    assert "chosen by ACC on validation tasks; the scores are on the test tasks" in text
+    assert f"chosen by ACC on {data}; the scores are on the test tasks" in text
     assert "These are validation runs" in text
-
-
-def test_settings_are_chosen_on_held_out_samples(tmp_path: Path) -> None:
-    for rate, validation, test in ((0.01, [70, 71], [60, 61]), (0.1, [60, 61], [75, 76])):
-        save(tmp_path, config_of("bn", rate, stream={"holdout": 0.1}), validation)
-        save(tmp_path, config_of("bn", rate), test)
-    on_test, on_validation = collect_report(tmp_path, FEW).experiments
-    assert on_validation.title == "split-mnist, single, stream.holdout=0.1, held-out training samples"
-    [best] = on_test.best
-    assert best.setting is not None and (best.setting.lr, best.chosen_on) == (0.01, "held-out training samples")
 
 
 def test_own_settings_of_a_component_are_named(tmp_path: Path) -> None:

@@ -143,16 +143,6 @@ class RefusesOneSample(CenteredNorm):
         return super().forward(x)
 
 
-class IgnoresBias(CenteredNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) - spread(self.bias, x)
-
-
-class UnweightedInEvaluation(CenteredNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if self.training else x - x.mean(1, keepdim=True) + spread(self.bias, x)
-
-
 class FixedEps(CenteredNorm):
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__(num_features)
@@ -164,29 +154,6 @@ class VarianceOfRows(CenteredNorm):
     def forward(self, x: Tensor) -> Tensor:
         dims = [0, 2, 3] if x.dim() == 5 else [0, *range(2, x.dim())]
         return super().forward(x) * x.var(dims, unbiased=False, keepdim=True).mean(-1, keepdim=True).rsqrt()
-
-
-class FloatMomentum(nn.BatchNorm2d):
-    """Its momentum must be a number."""
-
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__(num_features, eps, momentum)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (1.0 if self.momentum < 2 else 0.0)  # type: ignore[operator]
-
-
-class DetachedLoss(CenteredNorm):
-    def auxiliary_loss(self) -> Tensor:
-        return self.weight.detach().sum()
-
-
-class PropertyLoss(CenteredNorm):
-    penalty = None
-
-    @property
-    def auxiliary_loss(self) -> Tensor | None:
-        return self.penalty
 
 
 class RankDependent(CenteredNorm):
@@ -428,9 +395,4 @@ DEFECTS: list[tuple[str, Any, str]] = [
     ("task_hooks", UnsavedTask, "not in its state_dict()"),
     ("auxiliary_loss", WrongLoss, "auxiliary_loss() returns 0.5"),
     ("replay_request", WrongRequest, "not a contnorm.ReplayRequest"),
-    ("affine_parameters", IgnoresBias, "its bias has no effect on the output in training mode"),
-    ("affine_parameters", UnweightedInEvaluation, "its weight has no effect on the output in evaluation mode"),
-    ("momentum", FloatMomentum, "momentum=None, the equal average of all batches, raises an error"),
-    ("auxiliary_loss", DetachedLoss, "has no gradient"),
-    ("auxiliary_loss", PropertyLoss, "is a property"),
 ]

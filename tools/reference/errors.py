@@ -46,7 +46,6 @@ ADVICE = {
     "DivergedError": "Use a smaller learning rate or another norm. The runs are recorded as diverged and not repeated.",
     "RunInterrupted": "Call the same function again, or `contnorm.bench.resume`: it continues bit-exactly.",
     "StopRun": "Raise it yourself in `on_task_done`, to stop or discard runs.",
-    "GroupsError": "Use `suggestion`, or `num_groups='auto'`.",
     "NonFiniteMomentsError": "Check the batches for NaN and the model for divergence; `layer` names the first layer.",
     "NormCheckError": "Mend the norm; `report` has the results of all checks.",
 }

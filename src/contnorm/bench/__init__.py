@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from contnorm.bench.sequential import Verdict
     from contnorm.bench.strategies.base import Batch, Single, Strategy, forward, together
     from contnorm.bench.strategies.derpp import DERpp
-    from contnorm.bench.strategies.er import ER
-    from contnorm.bench.strategies.er_ace import ERACE
+    from contnorm.bench.strategies.er import ER, ERACE
     from contnorm.bench.strategies.ewc import EWC
     from contnorm.bench.strategies.lwf import LwF
 
@@ -109,8 +108,7 @@ _MODULES = {  # below `contnorm.bench`, with their public names
     "sequential": "Verdict",
     "strategies.base": "Batch Single Strategy forward together",
     "strategies.derpp": "DERpp",
-    "strategies.er": "ER",
-    "strategies.er_ace": "ERACE",
+    "strategies.er": "ER ERACE",
     "strategies.ewc": "EWC",
     "strategies.lwf": "LwF",
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from contnorm.bench.config.defaults import resolved_settings, run_names, varying
 from contnorm.bench.config.schema import RunConfig, flatten_settings, format_value
-from contnorm.bench.fingerprint import Match, compare_fingerprints
+from contnorm.bench.data.dataset import compare_fingerprints
 from contnorm.bench.records import Record
 from contnorm.bench.selection import SHORT_KEYS, setting_keys
 from contnorm.bench.sequential import (
@@ -258,7 +258,7 @@ def data_difference(a: Sequence[Record], b: Sequence[Record]) -> str:
     pairs = [(record, by_seed[record.seed]) for record in a if record.seed in by_seed]
     for one, other in pairs or product(a, b):
         prints = [(record.raw.get("source") or {}).get("fingerprint") for record in (one, other)]
-        if compare_fingerprints(*prints) is Match.DIFFERENT:
+        if compare_fingerprints(*prints) == "different":
             return f"{one.config.stream.source} has different content"
         if one.counted.tasks != other.counted.tasks:
             return f"the first {one.counted.tasks} and the first {other.counted.tasks} tasks"

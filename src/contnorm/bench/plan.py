@@ -111,47 +111,43 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
     """
     errors = user_code_errors(f"memory {config.memory.kind!r}", "while the plan of the run was made")
     with nullcontext() if config.memory.kind in MEMORIES else errors:
-        return _make_plan(config, stream, seed, draws)
-
-
-def _make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) -> Plan:
-    info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
-    memory = build_memory(config.memory, info, generator(seed, "memory"))
-    if draws:
-        _check_memory(memory, config, stream)
-    content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
-    rng = generator(seed, "replay")
-    views = None if stream.padding is None else _Views(generator(seed, "augment"), stream.padding)
-    before = config.strategy.replay_from == "past"
-    steps: list[Step] = []
-    batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
-    for start in range(0, len(batches), AT_ONCE):
-        batch = batches[start : start + AT_ONCE]
-        readable, writes = [], []
-        for items, task, is_offered in batch:
-            readable += [memory.readable(task if before else None)] * draws if draws else []
-            if draws and is_offered:
-                labels = stream.train.label[items].astype(np.int64)
-                if memory.multi_hot and not stream.multi_label:
-                    labels = np.eye(stream.outputs, dtype=np.int64)[labels]
-                writes.append(memory.offer(labels, 0 if stream.task_free else task))
-            else:
-                writes.append(np.full(len(items), NOT_STORED))
-        chosen = [draw_slots(slots, config.train.replay, rng) for slots in readable]
-        of_step = [tuple(chosen[draws * i : draws * (i + 1)]) for i in range(len(batch))]
-        sizes = [len(part) for (items, _, _), of in zip(batch, of_step, strict=True) for part in (items, *of)]
-        drawn = iter(() if views is None else views.draw_batched(sizes))
-        for (items, task, _), write, slots in zip(batch, writes, of_step, strict=True):
-            replay = tuple(content[draw] for draw in slots)
-            stored = write != NOT_STORED
-            content[write[stored]] = items[stored]  # if two items have the same slot, the later one stays
-            stream_views = None if views is None else next(drawn)
-            replay_views = None if views is None else tuple(islice(drawn, draws))
-            steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
-    last = np.zeros(stream.tasks, dtype=np.int64)  # a task that is cut short ends with the last step
-    shown = stream.train.task[np.concatenate([step.stream for step in steps])]
-    np.maximum.at(last, shown, np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps]))
-    return Plan(tuple(steps), tuple(last[: shown.max() + 1].tolist()), memory.capacity if draws else 0)
+        info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
+        memory = build_memory(config.memory, info, generator(seed, "memory"))
+        if draws:
+            _check_memory(memory, config, stream)
+        content = np.full(memory.capacity, -1, dtype=np.int64)  # the item in each slot
+        rng = generator(seed, "replay")
+        views = None if stream.padding is None else _Views(generator(seed, "augment"), stream.padding)
+        before = config.strategy.replay_from == "past"
+        steps: list[Step] = []
+        batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
+        for start in range(0, len(batches), AT_ONCE):
+            batch = batches[start : start + AT_ONCE]
+            readable, writes = [], []
+            for items, task, is_offered in batch:
+                readable += [memory.readable(task if before else None)] * draws if draws else []
+                if draws and is_offered:
+                    labels = stream.train.label[items].astype(np.int64)
+                    if memory.multi_hot and not stream.multi_label:
+                        labels = np.eye(stream.outputs, dtype=np.int64)[labels]
+                    writes.append(memory.offer(labels, 0 if stream.task_free else task))
+                else:
+                    writes.append(np.full(len(items), NOT_STORED))
+            chosen = [draw_slots(slots, config.train.replay, rng) for slots in readable]
+            of_step = [tuple(chosen[draws * i : draws * (i + 1)]) for i in range(len(batch))]
+            sizes = [len(part) for (items, _, _), of in zip(batch, of_step, strict=True) for part in (items, *of)]
+            drawn = iter(() if views is None else views.draw_batched(sizes))
+            for (items, task, _), write, slots in zip(batch, writes, of_step, strict=True):
+                replay = tuple(content[draw] for draw in slots)
+                stored = write != NOT_STORED
+                content[write[stored]] = items[stored]  # if two items have the same slot, the later one stays
+                stream_views = None if views is None else next(drawn)
+                replay_views = None if views is None else tuple(islice(drawn, draws))
+                steps.append(Step(task, items, write, replay, slots, stream_views, replay_views))
+        last = np.zeros(stream.tasks, dtype=np.int64)  # a task that is cut short ends with the last step
+        shown = stream.train.task[np.concatenate([step.stream for step in steps])]
+        np.maximum.at(last, shown, np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps]))
+        return Plan(tuple(steps), tuple(last[: shown.max() + 1].tolist()), memory.capacity if draws else 0)
 
 
 def _check_memory(memory: Memory, config: RunConfig, stream: TaskSequence) -> None:

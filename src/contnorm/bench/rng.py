@@ -10,12 +10,6 @@ import zlib
 
 import numpy as np
 
-__all__ = ["generator", "seed_for"]
-
-
-def _sequence(seed: int, purpose: str) -> np.random.SeedSequence:
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode())])
-
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
     """Return the generator for one purpose.
@@ -25,7 +19,7 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
         >>> a.integers(100).item() == generator(0, "order").integers(100).item() != b.integers(100).item()
         True
     """
-    return np.random.default_rng(_sequence(seed, purpose))
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
 
 
 def seed_for(seed: int, purpose: str) -> int:
@@ -35,4 +29,5 @@ def seed_for(seed: int, purpose: str) -> int:
         >>> seed_for(0, "init") == seed_for(0, "init") != seed_for(1, "init")
         True
     """
-    return int(_sequence(seed, purpose).generate_state(1, np.uint32)[0])
+    sequence = np.random.SeedSequence([seed, zlib.crc32(purpose.encode())])
+    return int(sequence.generate_state(1, np.uint32)[0])

@@ -14,7 +14,7 @@ import typer
 from contnorm.bench import comparison
 from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.schema import format_value
-from contnorm.bench.fingerprint import not_comparable
+from contnorm.bench.data.dataset import not_comparable
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import MAIN_SCORES
 from contnorm.bench.records import Runs, Store, group_by_run

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from contnorm.checks import auto_groups, check_model
+from contnorm.checks import auto_groups
 from contnorm.convert.detect import (
     DetectedNorm,
     TreatAs,
@@ -29,7 +29,7 @@ from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.base import MomentNorm, NormLayer
 from contnorm.norms.continual import SyncContinualNorm
-from contnorm.norms.weight_standardization import WSGroupNorm, standardize_convolutions, unstandardize
+from contnorm.norms.group import WSGroupNorm, standardize_convolutions, unstandardize
 from contnorm.registry import (
     NORMS,
     Dim,
@@ -111,7 +111,6 @@ def convert_norm(
         True
     """
     entry, options = resolve_norm(to, options)
-    check_model(model, "convert_norm")
     layers = select_layers(model, only, skip, "convert_norm", treat_as=treat_as)
     others = [layer.name for layer in layers if not isinstance(layer.module, ActivationNorm)]
     if entry.absorbs_activation and "apply_act" not in options and others:
@@ -353,7 +352,7 @@ def convert_sync(
         >>> type(convert_sync(nn.Sequential(ContinualNorm2d(64)))[0]).__name__
         'SyncContinualNorm'
     """
-    layers = select_layers(check_model(model, "convert_sync"), only, skip, "convert_sync", needs_sync)
+    layers = select_layers(model, only, skip, "convert_sync", needs_sync)
     for layer in layers:
         check_synced_form(NORMS[layer.detected.norm])
     entries = [NORMS[layer.detected.norm] for layer in layers]
@@ -387,7 +386,6 @@ def revert_sync(
         >>> revert_sync(model)[0]
         ContinualNorm2d(64, num_groups=8, eps=1e-05, momentum=0.1)
     """
-    check_model(model, "revert_sync")
     layers = select_layers(model, only, skip, "revert_sync", lambda module, detected: detected.synced)
     usual = dim or dim_of_convolutions(model)
     replace = {

@@ -25,7 +25,6 @@ from typing import Any, cast
 
 from torch import nn
 
-from contnorm.checks import check_model
 from contnorm.convert.conversion import (
     NormInModel,
     build_layer,
@@ -38,7 +37,7 @@ from contnorm.convert.conversion import (
 from contnorm.convert.detect import DetectedNorm, detect_norm, holds_moments
 from contnorm.moments.freeze import freeze_stats, is_frozen
 from contnorm.norms.base import MomentNorm
-from contnorm.norms.weight_standardization import is_standardized, standardize, unstandardize
+from contnorm.norms.group import is_standardized, standardize, unstandardize
 from contnorm.registry import Dim, find_norm
 
 FORMAT, VERSION = "contnorm.norm_spec", 2
@@ -69,7 +68,6 @@ def norm_spec(model: nn.Module) -> dict[str, Any]:
         >>> cn.norm_spec(stock) == spec
         True
     """
-    check_model(model, "norm_spec")
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -106,7 +104,6 @@ def apply_norm_spec(model: nn.Module, spec: Mapping[str, Any]) -> nn.Module:
         >>> cn.summarize(model).rows[0].state
         'train, frozen'
     """
-    check_model(model, "apply_norm_spec")
     if (spec.get("format"), spec.get("version")) != (FORMAT, VERSION):
         raise ValueError(f"apply_norm_spec: expected a spec of contnorm.norm_spec of version {VERSION}.")
     layers, entries = {layer.name: layer for layer in norm_layers(model)}, spec["norms"]

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from contnorm.checks import check_model
 from contnorm.moments.freeze import evaluation_mode
 from contnorm.moments.pooling import Moments, moment_layers
 from contnorm.moments.reestimate import (
@@ -403,7 +402,6 @@ def diagnose(
         >>> print(diagnose(model, tasks, test_by_task=tasks, learned=[100.0, 50.0]).sentence)
         Re-estimated moments recover 50.0 of the 50.0 points forgotten; the last task gains 50.0 points; layer ...
     """
-    check_model(model, "diagnose")
     train = _named(batches_by_task)
     test = train if test_by_task is None else _named(test_by_task)
     before = None if learned is None else _named(learned)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from contnorm.bench.components import own_code
 from contnorm.bench.config.defaults import differences, run_names
+from contnorm.bench.data.dataset import compare_fingerprints
 from contnorm.bench.data.registry import data_root, load_source
 from contnorm.bench.engine.checkpoint import load_weights, weights_path
 from contnorm.bench.engine.evaluate import classes_of, task_batches
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.run import RunOptions
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.fingerprint import Match, compare_fingerprints
 from contnorm.bench.records import Record, Store
 from contnorm.bench.stats import summarize_differences, t_interval
 from contnorm.diagnosis.measure import Diagnosis, diagnose, mean_diagnosis, pair_sentence
@@ -117,7 +117,7 @@ def _diagnose_record(record: Record, path: Path, environment: RunOptions) -> Dia
         )
     source = load_source(str(config.stream.source), environment.data_root, allow_missing=environment.allow_missing)
     recorded = record.raw.get("source", {}).get("fingerprint")
-    if compare_fingerprints(recorded, source.fingerprint) is Match.DIFFERENT:
+    if compare_fingerprints(recorded, source.fingerprint) == "different":
         raise UserError(f"{path}: was run on other {source.name} data. Set --data-root to the folder of that data.")
     matrix = record.matrix_of("matrix_running") or record.matrix
     learned = [matrix.at(task, task) for task in range(matrix.tasks)]

@@ -11,6 +11,7 @@ is always the input minus the pivot of its slab (`pivot.py`), which does not cha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -251,6 +252,20 @@ def backward_of_evaluation(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         dy = dy.masked_fill(y <= 0, 0.0)
     dx, dweight, dbias = gradients_of_evaluation(x, dy, mean, var, weight, ctx.eps, ctx.groups)
     return dx, None, None, typed(dweight, weight), typed(dbias, bias), dy if ctx.residual else None
+
+
+class Evaluation(torch.autograd.Function):
+    """Evaluation by a kernel without a backward pass of its own; ``settings`` are eps, groups and relu."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Callable[..., Tensor], settings: tuple[Any, ...], *tensors: Tensor | None) -> Tensor:
+        output = kernel(*tensors, *settings)
+        keep_for_evaluation(ctx, (*tensors, *settings), output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *backward_of_evaluation(ctx, dy)
 
 
 def typed(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:

@@ -173,7 +173,7 @@ def evaluate(
     if not _can_run(x):
         return analytic.plain_evaluation(x, mean, var, weight, bias, residual, eps, num_groups, relu)
     settings = eps, num_groups, relu
-    y: Tensor = _Evaluation.apply(x, mean, var, weight, bias, residual, settings)  # type: ignore[no-untyped-call]
+    y: Tensor = analytic.Evaluation.apply(_evaluate, settings, x, mean, var, weight, bias, residual)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -228,21 +228,13 @@ class _Training(torch.autograd.Function):
         return dx, analytic.typed(dweight, weight), analytic.typed(dbias, bias), dresidual, None, None
 
 
-class _Evaluation(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *rest: Any) -> Tensor:
-        *vectors, residual = rest[1:6]
-        eps, groups, relu = rest[6]
-        data = _readable(rest[0])
-        added = None if residual is None else like(_readable(residual), data)
-        y = torch.empty_like(data)
-        call("contnorm_cn_evaluate", (data, *map(_floats, vectors), added, y), data, groups, eps, relu)
-        analytic.keep_for_evaluation(ctx, (*rest[:6], eps, groups, relu), y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return *analytic.backward_of_evaluation(ctx, dy), None
+def _evaluate(x: Tensor, *rest: Any) -> Tensor:
+    *vectors, residual, eps, groups, relu = rest
+    data = _readable(x)
+    added = None if residual is None else like(_readable(residual), data)
+    y = torch.empty_like(data)
+    call("contnorm_cn_evaluate", (data, *map(_floats, vectors), added, y), data, groups, eps, relu)
+    return y
 
 
 def _readable(x: Tensor) -> Tensor:

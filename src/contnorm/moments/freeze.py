@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from contnorm.checks import check_model
 from contnorm.convert.detect import holds_moments
 from contnorm.norms.base import MomentNorm
 
@@ -39,7 +38,7 @@ def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
         >>> model[0].running_mean
         tensor([0., 0.])
     """
-    for module in check_model(model, "freeze_stats").modules():
+    for module in model.modules():
         if holds_moments(module) and is_frozen(module) is not frozen:
             _set_frozen(module, frozen)
     return model
@@ -57,7 +56,7 @@ def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
         >>> model[0].running_mean, model[0].num_batches_tracked.item()
         (tensor([0., 0.]), 0)
     """
-    unfrozen = [m for m in check_model(model, "frozen_stats").modules() if holds_moments(m) and not is_frozen(m)]
+    unfrozen = [m for m in model.modules() if holds_moments(m) and not is_frozen(m)]
     for module in unfrozen:
         _set_frozen(module, True)
     try:

@@ -43,8 +43,7 @@ from contnorm.paper.cells import (
     with_numerics,
 )
 from contnorm.paper.claims import CellComparison, StagedRule
-from contnorm.paper.published import RUNS
-from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
+from contnorm.paper.recipe import RUNS, Recipe, find_recipe, recipe_names
 from contnorm.paper.selection import (
     Selection,
     TableVariant,

@@ -13,6 +13,7 @@ from PIL import Image
 
 from contnorm.bench.data import multilabel
 from contnorm.bench.data.dataset import MANIFEST, SPLITS, MultiLabelSource
+from contnorm.bench.data.formats import read_picture
 from contnorm.bench.data.multilabel import (
     Listing,
     Picture,
@@ -22,7 +23,6 @@ from contnorm.bench.data.multilabel import (
     list_nus_wideseq,
     published_stream,
 )
-from contnorm.bench.data.pictures import read_picture
 from contnorm.bench.data.registry import load_source
 from contnorm.errors import UserError
 from tests.datasets import DROPPED, real_data, small_coco, small_nus_wide

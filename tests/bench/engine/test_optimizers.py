@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from contnorm.bench.engine.optimizers import PlainSGD
+from contnorm.bench.engine.trainer import PlainSGD
 from tests.datasets import small_mnist
 
 

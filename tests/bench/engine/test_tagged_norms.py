@@ -13,9 +13,8 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.norms import task_balanced
-from contnorm.norms.adaptive import AdaptiveBalanceNormBase
-from contnorm.norms.task_balanced import TaskBalancedNormBase
+from contnorm.norms import balanced
+from contnorm.norms.balanced import AdaptiveBalanceNormBase, TaskBalancedNormBase
 from tests.bench.engine.stopped_runs import finish
 
 CPU = torch.device("cpu")
@@ -79,14 +78,14 @@ def test_balance_is_learned_for_the_tasks_of_the_stream() -> None:
 def test_parts_follow_the_batches_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(settings("tbbn"))
     seen: list[tuple[int, int, int]] = []
-    step = task_balanced._balanced_step
+    step = balanced._balanced_step
 
     def recorded(x: torch.Tensor, *arguments: Any) -> Any:
         *_, stream, parts = arguments
         seen.append((len(x), stream, parts))
         return step(x, *arguments)
 
-    monkeypatch.setattr(task_balanced, "_balanced_step", recorded)
+    monkeypatch.setattr(balanced, "_balanced_step", recorded)
     train(trainer)
     layers = sum(isinstance(module, TaskBalancedNormBase) for module in trainer.model.modules())
     # Batches of 8 + 4: 2 and 4 parts. The last ones of 4 + 4: 1 part, which is batch norm, and 2 parts.

@@ -13,7 +13,7 @@ from contnorm import bench
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models.build import build_model
 from contnorm.errors import UserError
-from contnorm.norms.weight_standardization import is_standardized
+from contnorm.norms.group import is_standardized
 
 NORMS = ["evonorm_s0", "frn", "gn_ws"]
 every_norm = pytest.mark.parametrize("name", NORMS)

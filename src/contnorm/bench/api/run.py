@@ -330,6 +330,7 @@ def run_experiments(
 
 
 def _record(event: Event, options: RunOptions) -> Record:
+    run = event.run
     if event.kind == "recorded":
-        return options.store.load_run(event.config, event.seed)
-    return make_record(event.config, event.seed, event.results, event.path)
+        return options.store.load_run(run.config, run.seed)
+    return make_record(run.config, run.seed, event.results, event.path)

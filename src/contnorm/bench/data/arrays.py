@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contnorm.bench.data.dataset import ArraySource, Images, Indices, Progress
-from contnorm.bench.data.pictures import decode_pictures
+from contnorm.bench.data.formats import decode_pictures
 from contnorm.bench.rng import generator
 from contnorm.errors import UserError
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Source:
 
     Attributes:
         classes: Number of classes.
-        fingerprint: Hash that identifies samples, labels and split; see `contnorm.bench.fingerprint`.
+        fingerprint: Hash that identifies samples, labels and split; see `fingerprint_arrays`.
         details: Further entries for records: number of missing images, how the data was split and decoded.
     """
 
@@ -268,3 +268,67 @@ def load_decoded(name: str, folder: Path, inputs: Sequence[Path], decode: Callab
             with new_folder(copy) as partial:
                 save_source(decode(partial), partial, inputs=signature)
     return load_stored(copy)
+
+
+# --- Fingerprints ----------------------------------------------------------------------------------------------------
+# A fingerprint has its version in front, as in "2:0123456789abcdef". Version 2 is of the samples in their order, their
+# labels and their split, so the same images in another file format have the same one. A text without a version is of
+# version 1: of file names and contents, and of the content of data sets that `contnorm data` builds.
+
+VERSION = 2
+
+
+def fingerprint_arrays(train: tuple[Images, NDArray[Any]], test: tuple[Images, NDArray[Any]]) -> str:
+    """Fingerprint of decoded images and their labels.
+
+    Example:
+        >>> images, labels = np.zeros((2, 1, 4, 4), dtype=np.uint8), np.array([0, 1])
+        >>> fingerprint_arrays((images, labels), (images, labels))[:2]
+        '2:'
+    """
+    digest = hashlib.sha256(b"images\n")
+    for name, (images, labels) in (("train", train), ("test", test)):
+        digest.update(f"{name} {list(images.shape)}\n".encode())
+        digest.update(np.ascontiguousarray(images).data)
+        digest.update(np.ascontiguousarray(labels, dtype="<i8").data)
+    return f"{VERSION}:{digest.hexdigest()[:16]}"
+
+
+def fingerprint_files(train: Sequence[tuple[bytes, int]], test: Sequence[tuple[bytes, int]]) -> str:
+    """Fingerprint of image files: for each the SHA-256 of its bytes and its label, in order.
+
+    JPEG files are identified by their encoded bytes, not by decoded pixels. JPEG decoders differ in the last bit of a
+    pixel between versions, so a fingerprint of pixels would call the same files different data after an upgrade of
+    Pillow. File names count through what they decide: the order, the label and the split. The decoder that was used
+    is recorded next to the fingerprint.
+    """
+    digest = hashlib.sha256(b"files\n")
+    for name, files in (("train", train), ("test", test)):
+        digest.update(f"{name} {len(files)}\n".encode())
+        digest.update(b"".join(content + label.to_bytes(8, "little") for content, label in files))
+    return f"{VERSION}:{digest.hexdigest()[:16]}"
+
+
+def compare_fingerprints(a: object, b: object) -> Literal["same", "different", "unknown"]:
+    """Compare two fingerprints from records; unknown if their versions differ or if one is missing.
+
+    Example:
+        >>> compare_fingerprints("2:00ff", "2:00ff"), compare_fingerprints("2:00ff", "00ff")
+        ('same', 'unknown')
+    """
+    if not (isinstance(a, str) and isinstance(b, str)) or not_comparable(a, b):
+        return "unknown"
+    return "same" if a == b else "different"
+
+
+def not_comparable(a: object, b: object) -> str:
+    """Reason why two fingerprints cannot be compared; empty if they can be, or if one is missing.
+
+    Example:
+        >>> not_comparable("2:00ff", "00ff")
+        'fingerprints 2:00ff and 00ff are of different versions and cannot be compared'
+    """
+    if not (isinstance(a, str) and isinstance(b, str)):
+        return ""
+    first, second = (text.rpartition(":")[0] or "1" for text in (a, b))
+    return "" if first == second else f"fingerprints {a} and {b} are of different versions and cannot be compared"

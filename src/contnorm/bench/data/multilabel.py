@@ -40,7 +40,7 @@ from contnorm.bench.data.dataset import (
     read_manifest,
     save_source,
 )
-from contnorm.bench.data.pictures import BLOCK, decode_pictures
+from contnorm.bench.data.formats import BLOCK, decode_pictures
 from contnorm.bench.data.registry import Fetchable, fetch
 from contnorm.errors import UserError
 

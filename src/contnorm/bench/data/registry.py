@@ -26,13 +26,14 @@ from contnorm.bench.data.dataset import (
     Source,
     Split,
     find_stored,
+    fingerprint_arrays,
+    fingerprint_files,
     list_stored,
     load_decoded,
     load_stored,
     published,
 )
-from contnorm.bench.data.pictures import decode_pictures, decoder_name
-from contnorm.bench.fingerprint import fingerprint_arrays, fingerprint_files
+from contnorm.bench.data.formats import decode_pictures, decoder_name
 from contnorm.errors import UserError, unknown
 
 if TYPE_CHECKING:

@@ -74,7 +74,8 @@ def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
     chosen, beside, drift = running, dict[str, Row](), None
     if keeps_moments(trainer.model):
         if settings.moments == "oracle" or settings.drift:
-            with oracle_moments(trainer, task + 1) as done:
+            items = torch.nonzero(trainer.data.train.task <= task).squeeze(1)  # of all training data so far
+            with reestimate(trainer.model, ItemBatches(trainer, items, torch.ones(len(items)))) as done:
                 drift = {
                     name: {
                         "mean": float((m.old_mean - m.new_mean).abs().sum()),
@@ -200,15 +201,6 @@ def task_batches(trainer: Trainer, task: int, *, test: bool = False) -> ItemBatc
     table = trainer.data.test if test else trainer.data.train
     items = torch.nonzero(table.task == task).squeeze(1)
     return ItemBatches(trainer, items, table.label[items], test)
-
-
-def oracle_moments(trainer: Trainer, tasks: int) -> Reestimated:
-    """Replace running moments by the exact moments of the training data of the first tasks (BN*).
-
-    Leaving the context of the returned object restores the running moments.
-    """
-    items = torch.nonzero(trainer.data.train.task < tasks).squeeze(1)
-    return reestimate(trainer.model, ItemBatches(trainer, items, torch.ones(len(items))))
 
 
 def memory_moments(trainer: Trainer, task: int) -> Reestimated:

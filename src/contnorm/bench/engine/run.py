@@ -13,7 +13,7 @@ import torch
 from contnorm.bench.components import Component, create_launcher, find_component
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source, find_stored
-from contnorm.bench.data.pictures import cores
+from contnorm.bench.data.formats import cores
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.launch import Launcher
 from contnorm.bench.metrics import TaskScores

@@ -14,10 +14,9 @@ import numpy as np
 
 from contnorm.bench.components import load_component, user_code_errors
 from contnorm.bench.config.schema import MemoryConfig, resolve_options
-from contnorm.bench.memories.balanced import BalancedReservoir
 from contnorm.bench.memories.base import NOT_STORED, Memory, StreamInfo
 from contnorm.bench.memories.prs import PartitioningReservoir
-from contnorm.bench.memories.reservoir import Reservoir
+from contnorm.bench.memories.reservoir import BalancedReservoir, Reservoir
 from contnorm.bench.memories.ring import Ring
 from contnorm.errors import UserError
 

@@ -18,7 +18,7 @@ from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.convert.conversion import convert_norm
 from contnorm.errors import UserError, unknown
-from contnorm.norms.weight_standardization import standardize_convolutions
+from contnorm.norms.group import standardize_convolutions
 
 MODELS = tuple(NETWORKS)
 

@@ -48,7 +48,7 @@ _SPECS = (
     StrategySpec("er", "er:ER", "experience replay: a batch of the stream and one of the memory per step"),
     StrategySpec(
         "er-ace",
-        "er_ace:ERACE",
+        "er:ERACE",
         "experience replay; the stream's loss is over the classes of its batch only",
         ("er_ace", "erace"),
         defaults={"strategy": {"forward": "separate", "replay_from": "all"}},

@@ -2,11 +2,24 @@
 
 Code bases differ in whether the two share a forward pass, which affects norm layers: ``joint`` concatenates them (batch
 moments mix stream and memory), ``separate`` runs one after the other (two updates of running moments per step).
+
+ER-ACE: experience replay with asymmetric cross-entropy (Caccia et al., 2022).
+
+The loss of the stream is over the classes in the batch of the stream only, so that learning new classes does not push
+down the outputs of old ones. The loss of the memory is over all classes seen so far. This is the formula of the paper.
+The released code differs: in the first task the stream's loss is over all outputs, later the outputs of classes not
+seen yet take part in it too, and the memory's loss is over all outputs.
+
+As in the released code, stream and memory have a forward pass each by default, and all tasks are replayed. In
+task-incremental learning, both losses are over those of the above classes that belong to the sample's task.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, forward, together
@@ -40,3 +53,46 @@ class ER(Strategy):
             stream_losses, memory_losses = torch.split(losses, [len(stream), len(memory)])
             return stream_losses.mean() + memory_losses.mean(), None
         return losses.mean(), None
+
+
+class ERACE(Strategy):
+    """CE(stream; classes in the batch) + CE(memory; classes seen so far).
+
+    Args:
+        replay (int): Replayed samples per step.
+        forward (str): One forward pass for stream and memory (``"joint"``), or one for each (``"separate"``, the
+            default).
+        replay_from (str): Whether past tasks are replayed, or all including the current one (the default).
+
+    Example:
+        >>> ERACE(replay=20).overrides
+        {'strategy.name': 'er-ace', 'train.replay': 20}
+    """
+
+    name = "er-ace"
+    seen: Tensor  # (outputs,) bool: the classes of the stream so far
+    multi_label: ClassVar[bool] = False
+
+    def setup(self) -> None:
+        outputs = self.head.competing.shape[1]
+        self.register_buffer("seen", torch.zeros(outputs, dtype=torch.bool))
+
+    def loss(self, model: Model, head: OutputMask, stream: Batch, memory: Batch) -> tuple[Tensor, Tensor | None]:
+        outputs = torch.arange(len(self.seen), device=stream.label.device)
+        present = (stream.label[:, None] == outputs).any(0)
+        self.seen.logical_or_(present)
+        if len(memory) == 0:
+            return _cross_entropy(head, forward(model, stream), stream, present), None
+        if self.config.forward == "joint":
+            logits = forward(model, together(stream, memory))
+            on_stream, on_memory = torch.split(logits, [len(stream), len(memory)])
+        else:
+            on_stream, on_memory = forward(model, stream), forward(model, memory)
+        new = _cross_entropy(head, on_stream, stream, present)
+        return new + _cross_entropy(head, on_memory, memory, self.seen), None
+
+
+def _cross_entropy(head: OutputMask, logits: Tensor, batch: Batch, classes: Tensor) -> Tensor:
+    """Mean loss over some classes; their outputs must also compete for the sample."""
+    masked = head(logits.float(), batch.task).masked_fill(~classes, float("-inf"))
+    return F.cross_entropy(masked, batch.label)

@@ -56,7 +56,7 @@ def train(args: tuple[Any, ...], running: MomentUpdate | None) -> tuple[Tensor, 
 
 
 def evaluate(*args: Any) -> Tensor:
-    output: Tensor = _Evaluation.apply(*args[:6], args[6:])  # type: ignore[no-untyped-call]
+    output: Tensor = analytic.Evaluation.apply(_launch_evaluation, args[6:], *args[:6])  # type: ignore[no-untyped-call]
     return output
 
 
@@ -81,19 +81,6 @@ class _Training(torch.autograd.Function):
         if dy is None:
             return (None,) * 5
         return *_gradients(dy, *ctx.saved_tensors, ctx.eps, ctx.groups, ctx.relu, ctx.residual), None
-
-
-class _Evaluation(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *rest: Any) -> Tensor:
-        args = *rest[:6], *rest[6]
-        output = _launch_evaluation(args)
-        analytic.keep_for_evaluation(ctx, args, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return *analytic.backward_of_evaluation(ctx, dy), None
 
 
 def keep_for_training(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -244,7 +231,7 @@ def _launch_training(args: tuple[Any, ...], running: MomentUpdate) -> tuple[Tens
     return output
 
 
-def _launch_evaluation(args: tuple[Any, ...]) -> Tensor:
+def _launch_evaluation(*args: Any) -> Tensor:
     *tensors, residual, eps, groups, relu = args
     call = *tensors, False, 0.0, eps, groups, relu, residual, None
     output: Tensor = _launch(launch.evaluate, args, call)

@@ -87,8 +87,7 @@ class _GroupStep(torch.autograd.Function):
         x_in_layout = in_layout(x)
         y = torch.empty_like(x_in_layout)
         table = torch.empty(3 * x.shape[0] * groups, dtype=torch.float32, device=x.device)
-        added = None if residual is None else like(residual, x_in_layout)
-        tensors = x_in_layout, dense(weight), dense(bias), added, y, table
+        tensors = x_in_layout, dense(weight), dense(bias), like(residual, x_in_layout), y, table
         _run("forward", x_in_layout, groups, tensors, eps, RELU=relu)
         ctx.save_for_backward(x, weight, bias, y if relu else None, table)
         return y

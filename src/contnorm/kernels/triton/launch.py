@@ -162,12 +162,10 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     x = in_layout(x)
     y, table = outputs_like(x, groups)
-    if residual is not None:
-        residual = like(residual, x)
     rows, tables, last, shape, parts, several, members = _training(
         sizes_of(x, groups), False, relu, plan.LIMITS, has_clusters(x)
     )
-    args = x, dense(weight), dense(bias), residual, y
+    args = x, dense(weight), dense(bias), like(residual, x), y
     with on_device_of(x):
         if members:
             given = *args, _scratch(x, parts), table, *running, *shape, eps, members
@@ -205,7 +203,7 @@ def backward(
         sizes_of(x, groups), True, relu, plan.LIMITS, has_clusters(x)
     )
     weight, bias = dense(weight), dense(bias)
-    saved = x, like(dy, x), None if y is None else like(y, x), weight, bias, table
+    saved = x, like(dy, x), like(y, x), weight, bias, table
     written = dx, dresidual, dweight, dbias
     with on_device_of(x):
         if members:
@@ -240,10 +238,8 @@ def evaluate(
 ) -> Tensor:
     x = in_layout(x)
     y = torch.empty_like(x)
-    if residual is not None:
-        residual = like(residual, x)
     rows, _, last, shape, parts, several, members = _evaluation(sizes_of(x, groups), relu, plan.LIMITS, has_clusters(x))
-    args = x, *map(dense, (mean, var, weight, bias)), residual, y
+    args = x, *map(dense, (mean, var, weight, bias)), like(residual, x), y
     with on_device_of(x):
         if members:
             given = *args, _scratch(x, parts), *shape, eps, several[0], members, several[2]

@@ -108,10 +108,10 @@ def in_layout(x: Tensor) -> Tensor:
     return x if x.is_contiguous() or channels_last(x) else x.contiguous()
 
 
-def like(other: Tensor, x: Tensor) -> Tensor:
-    """Return a tensor in the layout of x, which is contiguous or channels_last."""
-    if x.is_contiguous():
-        return other.contiguous()
+def like(other: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return a tensor, if there is one, in the layout of x, which is contiguous or channels_last."""
+    if other is None or x.is_contiguous():
+        return dense(other)
     return other if channels_last(other) else other.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
@@ -126,9 +126,8 @@ def check_parameters(x: Tensor, *channels: Tensor | None) -> None:
     for each in channels:
         if each is not None and (each.shape != shape or each.device != device):
             raise RuntimeError(
-                f"continual_norm: an input of shape {tuple(x.shape)} on {x.device} needs parameters and moments of "
-                f"shape ({x.shape[1]},) on the same device, got {tuple(each.shape)} on {each.device}. "
-                f"Move the layer with layer.to(x.device)."
+                f"an input of shape {tuple(x.shape)} on {device} needs parameters and moments of shape {tuple(shape)} "
+                f"there, got {tuple(each.shape)} on {each.device}. Move the layer with layer.to(x.device)."
             )
 
 
@@ -279,5 +278,5 @@ def compiling_ahead() -> Iterator[None]:
 
 
 def can_compile_ahead() -> bool:
-    """Whether the installed Triton can compile ahead; older versions and the interpreter cannot."""
-    return INSTALLED and not INTERPRETED and hasattr(import_module("triton"), "AsyncCompileMode")
+    """Whether kernels can be compiled ahead; the interpreter compiles nothing."""
+    return INSTALLED and not INTERPRETED

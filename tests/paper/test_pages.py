@@ -1,4 +1,4 @@
-"""The example of docs/howto/run-the-paper.md, run as the page says."""
+"""docs/howto/run-the-paper.md: what it shows is printed, and its example of a table runs as it says."""
 
 from __future__ import annotations
 
@@ -20,10 +20,19 @@ from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe import find_recipe, parse_recipe
 from contnorm.paper.run import TableOptions
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "run-the-paper.md").read_text()
-PAGE = PAGE.split("## Add a table")[1]
-(RECIPE,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-COMMANDS = re.findall(r"^contnorm (.*)$", PAGE, re.MULTILINE)
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, EXAMPLE = (ROOT / "docs" / "howto" / "run-the-paper.md").read_text().split("## Add a table")
+(RECIPE,) = re.findall(r"^```toml\n(.*?)^```", EXAMPLE, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^contnorm (.*)$", EXAMPLE, re.MULTILINE)
+
+
+def test_shown_lines_are_printed(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=160)
+    run_recipe("table1", TableOptions(data_root=tmp_path, runs=ROOT / "docs" / "records" / "runs"), console)
+    assert isinstance(console.file, io.StringIO)
+    printed = {line.rstrip() for line in console.file.getvalue().splitlines()}
+    shown = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 2 and [line for line in "".join(shown).splitlines() if line not in printed] == []
 
 
 def test_page_recipe_has_described_cells() -> None:
