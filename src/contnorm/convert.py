@@ -213,7 +213,7 @@ def replacement_obstacles(model: nn.Module) -> dict[nn.Module, str]:
     """Return modules that can't be replaced: with hooks, or referred to by plain attributes, which would keep them."""
     reasons: dict[nn.Module, str] = {}
     for parent in model.modules():
-        if (compiled := parent._modules.get("_orig_mod")) is not None:
+        if isinstance(compiled := getattr(parent, "_orig_mod", None), nn.Module):
             reasons[compiled] = "it is compiled separately; convert first, then compile"
             continue
         for key, value in vars(parent).items():
