@@ -14,8 +14,8 @@ from scipy import stats
 from contnorm.bench.stats import t_interval
 from contnorm.paper.cells import cells_of
 from contnorm.paper.claims import CellComparison, comparisons_of, published_values
-from contnorm.paper.published import compare_published, find, published
-from contnorm.paper.recipe import Claim, Recipe, find_recipe, recipe_names
+from contnorm.paper.recipe import Claim, Recipe, find_published, find_recipe, published, recipe_names
+from contnorm.paper.tables import compare_published
 from contnorm.paper.text import verdict_text
 
 CIFAR100, MINI = "split-cifar100", "split-mini-imagenet"
@@ -57,30 +57,30 @@ def test_published_cells_are_unique_and_complete() -> None:
     ],
 )  # fmt: skip
 def test_published_numbers_equal_the_paper(where: dict[str, Any], mean: float, std: float | None) -> None:
-    (cell,) = find(**where)
+    (cell,) = find_published(**where)
     assert cell.mean == mean
     if where["table"] != "5":  # there the deviations come from another table
         assert cell.std == std
 
 
 def test_published_tables_with_shared_rows_agree() -> None:
-    for cell in find(table="4"):
+    for cell in find_published(table="4"):
         where = {name: getattr(cell, name) for name in ("dataset", "norm", "groups", "buffer", "setting", "metric")}
-        (same,) = find(table="11", **where)
+        (same,) = find_published(table="11", **where)
         assert (same.mean, same.std) == (cell.mean, cell.std)
 
 
 def test_published_doubtful_cells_are_flagged() -> None:
-    (copied,) = find(table="2", dataset=MINI, strategy="derpp", norm="brn", metric="fm")
+    (copied,) = find_published(table="2", dataset=MINI, strategy="derpp", norm="brn", metric="fm")
     assert "no less than 9.73" in copied.flag
     # Learned less kept can't be more than (T - 1) / T of what is forgotten: where a row breaks that, its FM is flagged.
     tasks = {"1": 5, "2": 17, "9": 4, "10": 17, "12": 17}
-    for cell in (c for table in tasks for c in find(table=table, metric="fm")):
+    for cell in (c for table in tasks for c in find_published(table=table, metric="fm")):
         where = {
             name: getattr(cell, name)
             for name in ("table", "dataset", "strategy", "norm", "momentum", "moments", "groups")
         }
-        (acc,), (la,) = find(**where, metric="acc"), find(**where, metric="la")
+        (acc,), (la,) = find_published(**where, metric="acc"), find_published(**where, metric="la")
         assert acc.mean is not None and la.mean is not None and cell.mean is not None
         share = (tasks[cell.table] - 1) / tasks[cell.table]
         if la.mean - acc.mean > share * cell.mean + 0.03:

@@ -9,8 +9,7 @@ import pytest
 
 from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of, check_entries, matches
-from contnorm.paper.published import find
-from contnorm.paper.recipe import find_recipe, parse_recipe, recipe_names
+from contnorm.paper.recipe import find_published, find_recipe, parse_recipe, recipe_names
 from contnorm.paper.run import config_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +51,7 @@ PUBLISHED = [name for name in NAMES if find_recipe(name).scores and find_recipe(
 def test_recipe_has_a_cell_for_every_published_number(name: str) -> None:
     recipe = find_recipe(name)
     seen = {number for cell in cells_of(recipe) for number in cell.published.values()}
-    assert seen == set(find(table=recipe.table))
+    assert seen == set(find_published(table=recipe.table))
     assert {number.metric for number in seen} - {"seconds"} == recipe.scores.keys()
 
 

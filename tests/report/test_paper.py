@@ -15,8 +15,7 @@ from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.records import Store, load_runs
 from contnorm.errors import UserError
 from contnorm.paper.cells import RecipeCell, cells_of
-from contnorm.paper.published import compare_published, find
-from contnorm.paper.recipe import find_recipe, parse_recipe
+from contnorm.paper.recipe import find_published, find_recipe, parse_recipe
 from contnorm.paper.selection import CHOSEN as CHOSEN_TITLE
 from contnorm.paper.selection import (
     FRESH,
@@ -28,7 +27,7 @@ from contnorm.paper.selection import (
     selection_text,
     with_selection,
 )
-from contnorm.paper.tables import lines_of
+from contnorm.paper.tables import compare_published, lines_of
 from contnorm.paper.text import spread
 from contnorm.report.paper import Section, claims_document, section_document, sections_of, table_title
 from contnorm.report.report import collect_report
@@ -183,7 +182,7 @@ def test_missing_runs_are_listed(tmp_path: Path) -> None:
     sections = sections_of((), load_runs(tmp_path))
     assert [section.recipe.name for section in sections] == ["table10"]
     text = text_of(sections[0])
-    (number,) = find(table="10", dataset="split-cifar100", norm="gn", metric="fm")
+    (number,) = find_published(table="10", dataset="split-cifar100", norm="gn", metric="fm")
     assert f"| gn32 | FM | 0 | not run | {number.mean:.2f} +- {number.std:.2f} | - | - | - |" in text
     assert "- split-mini-imagenet, single: bn, brn, gn32, cn32" in text
     assert "UNDECIDED, of what is run (exploratory: 0 seeds): without replay GN forgets less than BN (FM)" in text

@@ -254,7 +254,7 @@ def load_component(kind: Kind, name: str, code: str | None = None) -> Any:
 
 
 _helpers: list[str] = []  # modules that the file which was loaded last has imported from its folder
-_loading: list[Path] = []  # files of user code that are being loaded
+_loading: list[bool] = []  # one for each piece of user code that is being loaded
 
 
 def _load_file(path: Path, content: str) -> ModuleType:
@@ -270,7 +270,7 @@ def _load_file(path: Path, content: str) -> ModuleType:
     sys.path.insert(0, folder)
     importlib.invalidate_caches()
     try:
-        with user_code_is_loading(path):
+        with user_code_is_loading():
             exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
@@ -283,9 +283,9 @@ def _load_file(path: Path, content: str) -> ModuleType:
 
 
 @contextmanager
-def user_code_is_loading(path: Path = Path()) -> Iterator[None]:
+def user_code_is_loading() -> Iterator[None]:
     """Mark that user code is being loaded, for `loading_user_code`."""
-    _loading.append(path)
+    _loading.append(True)
     try:
         yield
     finally:

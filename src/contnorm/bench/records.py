@@ -77,7 +77,7 @@ def _finite(drift: Drift) -> Drift:
 
 
 Count = Annotated[int, Field(strict=True, ge=0)]
-Accuracies = AccuracyMatrix | None
+Matrix = AccuracyMatrix | None
 Labels = Annotated[LabelMatrix, PlainValidator(LabelMatrix.from_json)] | None
 
 
@@ -110,12 +110,12 @@ class Record(BaseModel):
     status: Literal["finished", "diverged"]
     seal: str
     reason: str = ""
-    accuracies: Accuracies = Field(None, alias="matrix")
-    matrix_running: Accuracies = None
-    matrix_memory: Accuracies = None
-    matrix_task: Accuracies = None
-    matrix_task_running: Accuracies = None
-    matrix_task_memory: Accuracies = None
+    accuracies: Matrix = Field(None, alias="matrix")
+    matrix_running: Matrix = None
+    matrix_memory: Matrix = None
+    matrix_task: Matrix = None
+    matrix_task_running: Matrix = None
+    matrix_task_memory: Matrix = None
     labels: Labels = None
     labels_running: Labels = None
     labels_memory: Labels = None

@@ -20,7 +20,7 @@ from contnorm.bench.sequential import MARGIN, MAX_SEEDS
 from contnorm.cli.common import console, print_error, print_lines, print_text, show_rows
 from contnorm.cli.options import run_options, takes_options
 from contnorm.errors import UserError
-from contnorm.paper.published import RUNS
+from contnorm.paper.recipe import RUNS
 from contnorm.paper.tables import forgetting_definitions
 from contnorm.report.paper import Section, tables_of
 

@@ -20,8 +20,7 @@ from contnorm.bench.metrics import acc_so_far, score
 from contnorm.bench.records import DIVERGED, Record, Runs
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
-from contnorm.paper.published import PublishedNumber, published
-from contnorm.paper.recipe import DIMENSIONS, VIEWS, Recipe, RunGrid, View
+from contnorm.paper.recipe import DIMENSIONS, VIEWS, PublishedNumber, Recipe, RunGrid, View, published
 from contnorm.paper.text import drift_parts
 from contnorm.registry import find_norm, numbered_name
 

@@ -33,8 +33,7 @@ from contnorm.bench.sequential import (
 )
 from contnorm.bench.stats import Interval, PairedDifference, summarize_differences, variance_ratio_interval
 from contnorm.paper.cells import MeasuredCell, RecipeCell, cells_of, comparable, matches
-from contnorm.paper.published import PublishedNumber
-from contnorm.paper.recipe import Claim, Recipe
+from contnorm.paper.recipe import Claim, PublishedNumber, Recipe
 from contnorm.paper.text import drift_parts
 
 DETERMINISTIC = ("parameters",)  # scores that are equal for all seeds, so that they need no interval

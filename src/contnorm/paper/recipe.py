@@ -1,4 +1,4 @@
-"""Recipes: tables and figures of a paper as data, read from TOML files.
+"""Recipes: tables and figures of a paper as data, read from TOML files; and the published numbers of this one.
 
 A recipe defines runs as grids of streams, strategies, norms and memory sizes, their shared settings, the scores to
 compare with published numbers, and the claims of the paper. Pydantic checks every key and type of a file.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -23,9 +24,99 @@ from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import SCORES
 from contnorm.bench.strategies import STRATEGIES
 from contnorm.errors import UserError, unknown
-from contnorm.paper.published import RUNS, PublishedNumber, PublishedRow
 from contnorm.paper.text import DRIFT, OTHER_TITLES, drift_parts
 from contnorm.registry import find_norm
+
+RUNS = 5  # number of runs behind the paper's means and standard deviations
+Mean = Annotated[float, Field(ge=-1e12, le=1e12)]
+Deviation = Annotated[float, Field(ge=0, le=1e12)]  # its square must be finite
+Value = tuple[Mean | None] | tuple[Mean | None, Deviation | None] | tuple[Mean | None, Deviation | None, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedPlace:
+    """Place of published numbers in a table.
+
+    Attributes:
+        dataset: The stream.
+        setting: ``"task"``, ``"class"``, ``"domain"`` or ``"free"``.
+        split: Group of classes, in the multi-label tables.
+    """
+
+    dataset: str
+    strategy: str
+    norm: str
+    groups: int | None = None
+    momentum: float | str | None = None
+    moments: str = "running"
+    buffer: int | None = None
+    setting: str | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedNumber(PublishedPlace):
+    """One number of the paper.
+
+    Attributes:
+        table: Number of the table, as text.
+        metric: ``"acc"``, ``"fm"``, ``"la"``, ``"drift_mean_1"``, ``"extra_time"`` and so on.
+        mean: None in tables that print only standard deviations.
+        std: None if none is printed.
+        flag: Reason why the number is doubtful; empty if it is not.
+    """
+
+    table: str
+    metric: str
+    mean: float | None
+    std: float | None = None
+    flag: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow(PublishedPlace):
+    """Row of a published table: by metric the mean, the standard deviation and a reason for doubt."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    values: Mapping[str, Value]
+
+    def numbers(self, table: str = "") -> Iterator[PublishedNumber]:
+        """The numbers of the row.
+
+        Example:
+            >>> row = PublishedRow(dataset="split-mnist", strategy="er", norm="bn", values={"acc": (90.1, 0.4)})
+            >>> [(number.metric, number.mean, number.std) for number in row.numbers()]
+            [('acc', 90.1, 0.4)]
+        """
+        place: dict[str, Any] = {key: value for key, value in vars(self).items() if key != "values"}
+        for metric, value in self.values.items():
+            numbers: dict[str, Any] = dict(zip(("mean", "std", "flag"), value, strict=False))
+            yield PublishedNumber(**place, table=table, metric=metric, **numbers)
+
+
+@cache
+def published() -> tuple[PublishedNumber, ...]:
+    """All published numbers of the paper.
+
+    Example:
+        >>> len(published())
+        598
+    """
+    text = resources.files("contnorm.paper").joinpath("published.json").read_bytes()
+    tables = TypeAdapter(dict[str, list[PublishedRow]]).validate_json(text, strict=True)
+    return tuple(number for table, rows in tables.items() for row in rows for number in row.numbers(table))
+
+
+def find_published(**wanted: Any) -> list[PublishedNumber]:
+    """Published numbers whose fields equal the given values.
+
+    Example:
+        >>> where = {"dataset": "split-cifar100", "strategy": "er", "norm": "cn", "metric": "acc"}
+        >>> [cell.mean for cell in find_published(table="2", **where)]
+        [67.48]
+    """
+    return [one for one in published() if all(getattr(one, key) == wanted[key] for key in wanted)]
 
 
 def _score(name: str) -> str:

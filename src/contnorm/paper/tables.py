@@ -1,18 +1,21 @@
-"""Rows of a table, and the remarks below it."""
+"""Rows of a table, compared with the published numbers, and the remarks below it."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from contnorm.bench.config.schema import TrainConfig
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import SCORES
+from contnorm.bench.records import spread_over_seeds
+from contnorm.bench.stats import Interval, t_interval, welch_interval
 from contnorm.paper.cells import MeasuredCell, Numerics, numerics_of
-from contnorm.paper.published import PublishedComparison, PublishedNumber, compare_published
-from contnorm.paper.recipe import Recipe
+from contnorm.paper.recipe import PublishedNumber, Recipe
 from contnorm.paper.text import (
     LABEL_FORGETTING,
     data_part,
@@ -22,6 +25,58 @@ from contnorm.paper.text import (
     named,
     score_title,
 )
+
+Verdict = Literal["agrees", "above", "below", "none"]
+
+
+@dataclass(frozen=True)
+class PublishedComparison:
+    """Comparison of our runs with a published number.
+
+    Attributes:
+        mean: Our mean over seeds.
+        std: Our sample standard deviation; NaN for one seed.
+        difference: Our mean minus the published mean.
+        interval: 95 % interval of the difference; None if it is undefined.
+        verdict: ``"none"`` if there is no interval.
+        how: ``"welch"``, from both standard deviations; ``"ours"``, from ours only, if none is published.
+        why: Reason why there is no interval; empty if there is one.
+    """
+
+    mean: float
+    std: float
+    difference: float
+    interval: Interval | None
+    verdict: Verdict
+    how: Literal["welch", "ours"]
+    why: str = ""
+
+
+def compare_published(values: Sequence[float], mean: float, std: float | None, runs: int = 5) -> PublishedComparison:
+    """Compare our values, one per seed, with a published mean and standard deviation over ``runs`` runs.
+
+    Example:
+        >>> compare_published([10.0, 11.0, 12.0], 11.2, 1.0).verdict
+        'agrees'
+        >>> compare_published([10.0, 10.1, 9.9], 20.0, 0.1).verdict
+        'below'
+        >>> compare_published([10.0], 11.2, 1.0).verdict, compare_published([10.0, 11.0, 12.0], 11.2, None).how
+        ('none', 'ours')
+        >>> compare_published([10.0, 10.0], 11.2, 1.0).why, compare_published([10.0, 11.0], 11.2, 0.0).why
+        ('our seeds are all equal', 'the published std is 0')
+    """
+    ours, spread = spread_over_seeds(list(values))
+    how: Literal["welch", "ours"] = "ours" if std is None else "welch"
+    why = "the published std is 0" if std == 0 else ""  # without a spread an interval would have no width
+    if len(values) < 2 or math.isnan(spread) or spread == 0:
+        why = "one seed" if len(values) < 2 else "a seed has no value" if spread else "our seeds are all equal"
+    interval: Interval | None = None
+    verdict: Verdict = "none"
+    if not why:
+        interval = t_interval([v - mean for v in values]) if std is None else welch_interval(values, mean, std, runs)
+    if interval is not None:
+        verdict = "agrees" if interval.holds(0.0) else "above" if interval.low > 0 else "below"
+    return PublishedComparison(ours, spread, ours - mean, interval, verdict, how, why)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from contnorm.bench.records import Record, spread_over_seeds
 
 if TYPE_CHECKING:  # `contnorm show` needs no recipes
     from contnorm.paper.claims import ClaimCase, ClaimResult
-    from contnorm.paper.published import PublishedComparison, PublishedNumber
-    from contnorm.paper.recipe import Claim
+    from contnorm.paper.recipe import Claim, PublishedNumber
+    from contnorm.paper.tables import PublishedComparison
 
 LABEL_FORGETTING = "FM is normalized: the share of its best score that a task has lost at the end."
 MOST_NAMED = 6  # rows or cases to name in one remark
@@ -76,8 +76,8 @@ def paper_number(number: PublishedNumber | None) -> str:
     """Format a published number; a doubtful one gets a question mark.
 
     Example:
-        >>> from contnorm.paper.published import find
-        >>> [cell] = find(table="2", dataset="split-cifar100", strategy="er", norm="cn", metric="acc")
+        >>> from contnorm.paper.recipe import find_published
+        >>> [cell] = find_published(table="2", dataset="split-cifar100", strategy="er", norm="cn", metric="acc")
         >>> paper_number(cell), paper_number(None)
         ('67.48 +- 0.81', '-')
     """
@@ -92,7 +92,7 @@ def verdict_text(comparison: PublishedComparison | None) -> tuple[str, str, str]
     """Format difference, interval and verdict.
 
     Example:
-        >>> from contnorm.paper.published import compare_published
+        >>> from contnorm.paper.tables import compare_published
         >>> verdict_text(compare_published([10.0, 11.0, 12.0], 11.2, 1.0))
         ('-0.20', '-2.17 to +1.77', 'agrees')
         >>> verdict_text(compare_published([10.0], 11.2, 1.0))[2]

@@ -24,9 +24,8 @@ from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import Verdict, decide_family
 from contnorm.paper.cells import moments_label
 from contnorm.paper.text import data_part, data_remarks, score_title, spread
-from contnorm.report.figures import MOST_CURVES, curves_over_tasks, paired_differences, score_by_rate
 from contnorm.report.runs import score_of
-from contnorm.report.tables import Document, Table
+from contnorm.report.tables import MOST_CURVES, Document, Table, curves_over_tasks, paired_differences, score_by_rate
 
 SCORES, LABEL_SCORES = MAIN_SCORES, ("map", "c_f1", "o_f1")  # the first one selects the best setting
 EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.updates", "train.max_steps")

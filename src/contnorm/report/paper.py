@@ -27,11 +27,9 @@ from contnorm.paper import tables as rows_of
 from contnorm.paper import text as texts
 from contnorm.paper.cells import MeasuredCell, RecordIndex, cells_of
 from contnorm.paper.claims import ClaimCase, ClaimResult, StagedRule, comparisons_of, published_values
-from contnorm.paper.published import RUNS
-from contnorm.paper.recipe import Recipe, find_recipe, recipe_names
+from contnorm.paper.recipe import RUNS, Recipe, find_recipe, recipe_names
 from contnorm.paper.selection import CHOSEN, ONE_FOR_ALL, Selection, TableVariant
-from contnorm.report.figures import MOST_CURVES, curves_over_tasks, paired_differences
-from contnorm.report.tables import Document, Table
+from contnorm.report.tables import MOST_CURVES, Document, Table, curves_over_tasks, paired_differences
 
 OF_ROWS = ("norm", "groups", "momentum", "schedule", "freeze_after", "layers", "moments", "weights")  # dimensions
 EXPLORATORY, FRESH_SEEDS = range(FIRST_SEED), range(FIRST_SEED, sys.maxsize)

@@ -209,8 +209,7 @@ def pickle_all(values: Sequence[object]) -> list[bytes]:
     """Pickle objects, with the functions and classes of the user's modules by value.
 
     A worker then has the code and the variables of this process. If it imported the modules, it would execute them
-    again: they may have been edited or changed since, or may start runs when they are imported. Modules that can't be
-    pickled are imported.
+    again: they may have been edited or changed since, or may start runs when they are imported.
     """
     modules = [
         module
@@ -224,12 +223,9 @@ def pickle_all(values: Sequence[object]) -> list[bytes]:
         cloudpickle.register_pickle_by_value(module)
     try:
         return [bytes(cloudpickle.dumps(value)) for value in values]
-    except Exception:  # such as a module with a lock; objects of the user raise errors of any type
-        pass
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
-    return [bytes(cloudpickle.dumps(value)) for value in values]
 
 
 def work_for_parent(descriptor: int) -> None:
