@@ -123,7 +123,7 @@ def test_stopped_sweep_shows_what_is_done_and_the_same_command_continues(
     with monkeypatch.context() as patched:
         patched.setattr(running, "execute", stopped_in_the_third)
         code, out = call(*arguments)
-    assert code == 130 and "cn: 2 runs are missing, so nothing is chosen yet." in out
+    assert code == 130 and "cn: nothing is chosen yet; unfinished runs: 2." in out
     assert len(re.findall(r"0 of 1, 1 unfinished", out)) == 2 and "Run it again to continue." in out
     code, out = call(*arguments)
     assert code == 0 and out.count("not run again") == 2 and "unfinished" not in out
