@@ -23,7 +23,7 @@ from transformers.utils import CONFIG_NAME
 
 from contnorm.convert.spec import apply_norm_spec, norm_spec
 from contnorm.moments.reestimate import Call, call_on_batch, generators_restored, reestimate
-from contnorm.norms.renorm import BatchRenormBase
+from contnorm.norms.batch import BatchRenormBase
 
 __all__ = ["CONFIG_KEY", "MomentsTrainer", "from_pretrained", "record_norms"]
 
