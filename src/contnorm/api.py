@@ -1,10 +1,8 @@
 """The public names of ``contnorm``, which ``contnorm/__init__.py`` imports from here at their first use."""
 
 from contnorm import functional, testing
-from contnorm.convert.conversion import convert_norm, convert_sync, revert_sync
-from contnorm.convert.spec import apply_norm_spec, norm_spec
+from contnorm.convert import convert_norm, convert_sync, revert_sync
 from contnorm.diagnosis.measure import diagnose
-from contnorm.model_files import load_model, save_model
 from contnorm.moments.freeze import freeze_stats, frozen_stats
 from contnorm.moments.pooling import average_state_dicts
 from contnorm.moments.reestimate import reestimate
@@ -62,6 +60,7 @@ from contnorm.norms.robust import (
 )
 from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
 from contnorm.registry import create_norm, register_norm, unregister_norm
+from contnorm.spec import apply_norm_spec, load_model, norm_spec, save_model
 from contnorm.summary import summarize
 from contnorm.tags import BatchTags, ReplayRequest, batch_tags, current_tags
 

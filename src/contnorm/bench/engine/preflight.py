@@ -19,7 +19,7 @@ from contnorm.bench.models.norm_layers import check_norms
 from contnorm.bench.plan import Plan, sample_weights, stored_items
 from contnorm.bench.strategies.base import Strategy
 from contnorm.bench.streams.tasks import TaskSequence
-from contnorm.convert.detect import holds_moments
+from contnorm.detect import holds_moments
 from contnorm.errors import UserError
 from contnorm.moments.pooling import keeps_moments, moment_layers
 from contnorm.tags import BatchTags, batch_tags

@@ -28,7 +28,7 @@ from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies import build_strategy
 from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, check_loss, tagged_passes
 from contnorm.bench.streams.device import DeviceImages, DeviceStream, ImageFeed, PrefetchedFeed
-from contnorm.convert.detect import holds_moments
+from contnorm.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.convolution import EMPTY, Convolution, ConvolutionTable, table_for, using_table
 from contnorm.kernels.triton.launcher import can_launch
