@@ -30,6 +30,9 @@ from contnorm.norms.batch import (
     BatchNorm1d,
     BatchNorm2d,
     BatchNorm3d,
+    BatchRenorm1d,
+    BatchRenorm2d,
+    BatchRenorm3d,
 )
 from contnorm.norms.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d, SyncContinualNorm
 from contnorm.norms.continual import ContinualNorm2d as CN  # noqa: N817
@@ -47,7 +50,6 @@ from contnorm.norms.group import (
     WSGroupNorm2d,
     WSGroupNorm3d,
 )
-from contnorm.norms.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
 from contnorm.norms.robust import (
     InstanceAwareBatchNorm1d,
     InstanceAwareBatchNorm2d,

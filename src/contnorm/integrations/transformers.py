@@ -22,7 +22,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
 from contnorm.moments.reestimate import Call, call_on_batch, generators_restored, reestimate
-from contnorm.norms.renorm import BatchRenormBase
+from contnorm.norms.batch import BatchRenormBase
 from contnorm.spec import apply_norm_spec, norm_spec
 
 __all__ = ["CONFIG_KEY", "MomentsTrainer", "from_pretrained", "record_norms"]

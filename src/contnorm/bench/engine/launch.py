@@ -110,7 +110,9 @@ class Processes(Launcher):
                 variables = {}
                 if self.devices:
                     index = self.devices[number]
-                    variables["CUDA_VISIBLE_DEVICES"] = str(index) if visible is None else visible.split(",")[index]
+                    variables["CUDA_VISIBLE_DEVICES"] = (
+                        str(index) if visible is None else visible.split(",")[index].strip()
+                    )
                 workers.append(_Worker(payload, variables))
             yield from _receive(workers, todo, stop)
         except KeyboardInterrupt:  # the second signal: end without further saving
