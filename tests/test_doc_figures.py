@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import runpy
 import xml.etree.ElementTree as ElementTree
-from html import escape
 from io import BytesIO
 from pathlib import Path
 
@@ -16,9 +15,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from matplotlib.image import imread
 from tools import pages
-from tools.comparisons import PERMUTED
 from tools.doc_figures import FIGURES, rate_panels, situations, verdict_rates
-from tools.evidence import Cell
 from tools.svg import SCHEMES, scheme_colors
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,11 +49,6 @@ def test_social_preview_is_that_of_the_records() -> None:
     assert np.abs(expected - current).mean() < 1e-3, AGAIN  # libraries round and compress differently
 
 
-def test_folder_has_no_other_figures() -> None:
-    expected = {figure_path(*file) for file in FILES} | {pages.PREVIEW}
-    assert {path for path in pages.FOLDER.iterdir() if path.suffix in (".svg", ".png")} == expected
-
-
 def test_every_figure_is_on_a_page() -> None:
     shown = "\n".join(page.read_text() for page in pages.pages())
     assert [name for name in FIGURES if f"<!-- figure: {name} -->" not in shown] == []
@@ -75,20 +67,6 @@ def test_figure_has_colors_of_its_scheme_and_letters_for_a_phone(name: str, sche
     assert len(text) < 30_000 and len(root.get("aria-label") or "") > 40
 
 
-@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_pictures_of_page_have_files_and_alternative_texts(page: Path) -> None:
-    text = page.read_text()
-    for name in re.findall(r"<!-- figure: ([\w-]+) -->", text):
-        part = text[text.index(f"<!-- figure: {name} -->") :].partition("<!-- end -->")[0]
-        files = re.findall(r'(?:srcset|src)="([^"]+)"', part)
-        assert [(page.parent / file).resolve() for file in files] == [
-            figure_path(name, "dark"),
-            figure_path(name, "light"),
-        ]
-        label = ElementTree.parse(figure_path(name, "light")).getroot().get("aria-label")
-        assert label and f'alt="{escape(label)}"' in part
-
-
 def test_rates_are_means_over_the_recorded_seeds() -> None:
     bn, cn, memory, _ = rate_panels()["mini-ImageNet, DER++"]
     assert list(bn.points) == [0.003, 0.005, 0.01, 0.03] and list(cn.points) == [0.005, 0.01, 0.03]
@@ -105,23 +83,10 @@ def test_situations_have_the_differences_of_the_page() -> None:
         assert f"{row.mean:+.2f} ({row.low:+.2f} to {row.high:+.2f})" in page, row
 
 
-def test_page_states_the_seeds_of_its_figure() -> None:
-    page = " ".join((ROOT / "docs" / "concepts" / "why-bn-forgets.md").read_text().split())
-    seeds = {len(Cell((PERMUTED,), {"norm": norm, "strategy": "single"}).scores()) for norm in ("bn", "cn")}
-    assert seeds == {32} and "The lines are means over 32 seeds" in page
-
-
 def test_page_states_the_seeds_that_a_verdict_needs() -> None:
     page = " ".join((ROOT / "docs" / "concepts" / "deciding.md").read_text().split())
     one, half = (min(n for n, rate in verdict_rates()[true].items() if rate >= 0.9) for true in ("1", "0.5"))
     assert f"For a difference of 1 point, expect {one} seeds; for half a point, {half}" in page
-
-
-def test_part_with_unknown_name_is_an_error(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("<!-- made: nothing -->\n<!-- end -->")
-    with pytest.raises(KeyError, match="nothing"):
-        pages.filled(page)
 
 
 def test_text_outside_of_the_parts_is_kept(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
-from tools.comparisons import CIFAR10, MINI_DERPP, MOMENTS, NEWER, PANEL, PRIMARY, STRATEGIES, comparisons
+from tools.comparisons import MOMENTS, NEWER, PANEL, PRIMARY, STRATEGIES, comparisons
 from tools.evidence import Cell, Comparison, MeanCell
 
 from contnorm.bench.sequential import Verdict, decide_differences, decide_family
@@ -238,35 +238,3 @@ def test_newer_norms_are_not_shown_to_be_above_bn() -> None:
     assert "FRN, robust batch norm and EvoNorm-S0 are below BN." in rivals
     for entry in ("FRN", "RBN", "EvoNorm-S0"):
         assert all(interval(f"{entry} {strategy}", score)[1] < 0 for strategy in STRATEGIES for score in ("acc", "aia"))
-
-
-def test_replay_of_the_described_runs() -> None:
-    """10 with 10 samples, and 32 with 32 on Split CIFAR-10, as the page says."""
-    for archive, sizes in ((PANEL, (10, 10)), (MINI_DERPP, (10, 10)), (CIFAR10[1], (32, 32))):
-        assert {(r["config"]["train"]["batch"], r["config"]["train"]["replay"]) for r in records(archive)} == {sizes}
-    assert "10 with 10 of the stream, on Split CIFAR-10 32 with 32" in " ".join(PAGE.split())
-
-
-def test_forgetting_on_tiny_imagenet_is_that_of_the_paper_s_cells() -> None:
-    """CN forgets more than BN class-incrementally, here and in the paper."""
-    assert interval("tiny unknown", "fm")[0] > 0
-    assert "(40.1 and 38.1)" in " ".join(EVIDENCE.split())
-
-
-def test_page_is_one_screen() -> None:
-    words = re.sub(r"<picture>.*?</picture>|\]\([^)]*\)|<!--.*?-->|\|", "", PAGE, flags=re.S).split()
-    assert len(words) < 660
-
-
-@pytest.mark.parametrize("page", [DOCS / "which-norm.md", DOCS / "results" / "evidence.md", ROOT / "README.md"])
-def test_links_of_page_lead_to_files(page: Path) -> None:
-    links = [link for link in re.findall(r"\]\(\s*([^)#\s]+)", page.read_text()) if not link.startswith("http")]
-    assert links and [link for link in links if not (page.parent / link).exists()] == []
-
-
-@pytest.mark.parametrize(
-    ("page", "link"),
-    [(DOCS / "results" / "README.md", "../which-norm.md"), (ROOT / "README.md", "docs/which-norm.md")],
-)
-def test_page_is_linked_first(page: Path, link: str) -> None:
-    assert re.findall(r"\]\(([^)]+)\)", page.read_text())[0] == link

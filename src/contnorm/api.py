@@ -1,10 +1,8 @@
 """The public names of ``contnorm``, which ``contnorm/__init__.py`` imports from here at their first use."""
 
 from contnorm import functional, testing
-from contnorm.convert.conversion import convert_norm, convert_sync, revert_sync
-from contnorm.convert.spec import apply_norm_spec, norm_spec
+from contnorm.convert import convert_norm, convert_sync, revert_sync
 from contnorm.diagnosis.measure import diagnose
-from contnorm.model_files import load_model, save_model
 from contnorm.moments.freeze import freeze_stats, frozen_stats
 from contnorm.moments.pooling import average_state_dicts
 from contnorm.moments.reestimate import reestimate
@@ -32,6 +30,9 @@ from contnorm.norms.batch import (
     BatchNorm1d,
     BatchNorm2d,
     BatchNorm3d,
+    BatchRenorm1d,
+    BatchRenorm2d,
+    BatchRenorm3d,
 )
 from contnorm.norms.continual import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d, SyncContinualNorm
 from contnorm.norms.continual import ContinualNorm2d as CN  # noqa: N817
@@ -49,7 +50,6 @@ from contnorm.norms.group import (
     WSGroupNorm2d,
     WSGroupNorm3d,
 )
-from contnorm.norms.renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
 from contnorm.norms.robust import (
     InstanceAwareBatchNorm1d,
     InstanceAwareBatchNorm2d,
@@ -60,6 +60,7 @@ from contnorm.norms.robust import (
 )
 from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d
 from contnorm.registry import create_norm, register_norm, unregister_norm
+from contnorm.spec import apply_norm_spec, load_model, norm_spec, save_model
 from contnorm.summary import summarize
 from contnorm.tags import BatchTags, ReplayRequest, batch_tags, current_tags
 

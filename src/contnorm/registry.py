@@ -114,7 +114,7 @@ _BUILT_INS = (
         cannot={**_STOCK, "rank2": "an (N, C) input has one value per instance, which normalizes to zero"}),
     NormInfo("gn", "GN", "group:GroupNorm", "group normalization: groups of channels of each sample",
         "Wu and He, Group Normalization, ECCV 2018", grouped=True, cannot=_STOCK),
-    NormInfo("brn", "BRN", "renorm:BatchRenorm",
+    NormInfo("brn", "BRN", "batch:BatchRenorm",
         "batch renormalization: batch moments pulled to the running ones within limits",
         "Ioffe, Batch Renormalization, NeurIPS 2017", keeps_moments=True),
     NormInfo("sn", "SN", "switchable:SwitchNorm",

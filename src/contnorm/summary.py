@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from contnorm.convert.detect import DetectedNorm, detect_norm
+from contnorm.detect import DetectedNorm, detect_norm
 from contnorm.moments.freeze import is_frozen
 from contnorm.norms.base import MomentNorm
 

@@ -14,7 +14,7 @@ from scipy import stats
 from contnorm import bench
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.records import Store
-from tests.cli.test_show_multilabel import records as multilabel_records
+from tests.cli.test_show import multilabel_records
 from tests.committed_records import FOLDER
 
 SCORES = {"bn": [60, 61, 64, 62, 63], "cn": [64, 66, 67, 65]}

@@ -159,22 +159,14 @@ def test_table_equals_records(tmp_path: Path, console: Console) -> None:
     assert "exact moments give ACC back to BN (acc)" in output
 
 
-def test_verdict_with_published_std(tmp_path: Path, console: Console) -> None:
-    only = ["stream=split-cifar100", "strategy=er", "norm=bn", "norm=cn32"]
-    options = TableOptions(only=only, data_root=tmp_path, runs=RECORDS, precision="tf32")
-    assert run_recipe("table2", options, console) == 0
-    output = printed(console)
-    assert re.search(r"bn, lr 0\.03 +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", output)
-    assert "Welch's, with the paper's standard deviation over 5 runs." in output
-    assert "UNDECIDED, of what is run (exploratory: 0 to 5 seeds): CN has the best ACC of all norms (acc)" in output
-
-
 def test_table_in_recorded_precision(tmp_path: Path, console: Console) -> None:
     only = ["stream=split-cifar100", "strategy=er", "norm=bn", "norm=cn32"]
     assert run_recipe("table2", TableOptions(only=only, data_root=tmp_path, runs=RECORDS), console) == 0
     output = printed(console)
     assert re.search(r"bn, lr 0\.03 +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", output)
     assert "\nPrecision: tf32 (the recipe has fp32).\n" in output and "Not run" not in output
+    assert "Welch's, with the paper's standard deviation over 5 runs." in output
+    assert "UNDECIDED, of what is run (exploratory: 0 to 5 seeds): CN has the best ACC of all norms (acc)" in output
     with pytest.raises(UserError, match="table2 needs cifar100"):
         run_recipe("table2", TableOptions(only=only, data_root=tmp_path, runs=RECORDS, precision="fp32"), console)
 
@@ -236,11 +228,6 @@ def test_other_data_has_no_verdict(tmp_path: Path, console: Console) -> None:
     assert "Our runs use digits instead of the recipe's mnist, so the published numbers can't be compared" in output
     assert re.search(r"bn +ACC +1 +\d+\.\d\d +72\.81", output) and "verdict " not in output and "HOLD" not in output
     assert {record.config.stream.source for record in Store(tmp_path / "runs")} == {"digits"}
-
-
-def test_one_seed_has_no_verdict(tmp_path: Path, console: Console) -> None:
-    assert run_recipe("table1", TableOptions(1, data_root=tmp_path, runs=RECORDS), console) == 0
-    assert "no interval: one seed" in printed(console) and "UNDECIDED" in printed(console)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +348,7 @@ def test_list_counts_runs_and_names_data(tmp_path: Path, console: Console) -> No
     )
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, 120])
 def test_narrow_terminal_truncates_no_number(tmp_path: Path, width: int) -> None:
     wide, narrow = (Console(file=io.StringIO(), width=columns) for columns in (400, width))
     for console in (wide, narrow):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -18,20 +17,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rich.progress
-from rich.console import Console
 from typer.testing import CliRunner
 
 from contnorm import bench
 from contnorm.bench.api import execution as running
-from contnorm.bench.data.registry import load_with_progress
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event
 from contnorm.bench.records import Store
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.cli.main import app, main
 from contnorm.errors import UserError
-from tests.datasets import small_cifar100, small_mini_imagenet, small_mnist
+from tests.datasets import small_cifar100, small_mnist
 
 SMALL = ["--set", "model.width=8", "--set", "norm.groups=4"]
 
@@ -123,7 +119,7 @@ def test_stopped_sweep_shows_what_is_done_and_the_same_command_continues(
     with monkeypatch.context() as patched:
         patched.setattr(running, "execute", stopped_in_the_third)
         code, out = call(*arguments)
-    assert code == 130 and "cn: 2 runs are missing, so nothing is chosen yet." in out
+    assert code == 130 and "cn: nothing is chosen yet; unfinished runs: 2." in out
     assert len(re.findall(r"0 of 1, 1 unfinished", out)) == 2 and "Run it again to continue." in out
     code, out = call(*arguments)
     assert code == 0 and out.count("not run again") == 2 and "unfinished" not in out
@@ -229,20 +225,6 @@ def test_signal_stops_and_saves_and_resume_finishes(
     assert found == 0 and len(list(Store(tmp_path / "runs"))) == 1 and not unfinished_runs(Path("runs"))
 
 
-def test_second_signal_stops_at_once(mnist: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def deaf(*given: object) -> Iterator[Event]:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            os.kill(os.getpid(), number)
-        pytest.fail("went on after the second signal")
-        yield from ()
-
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr(running, "execute", deaf)
-    code, out = call("run", *mnist)
-    assert code == 130 and "stopped at once" in out
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
 def test_resume_leaves_runs_with_own_code_to_their_command(mnist: list[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from contnorm import bench\nclass Mine(bench.ER):\n    pass\n")
     typed = ["run", *mnist, "--strategy", "mine.py:Mine", "--norm", "bn"]
@@ -292,13 +274,3 @@ def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(
     assert call(*typed)[0] == 0
     (record,) = Store(tmp_path / "runs")
     assert record.raw["source"]["missing_images"] > 0
-
-
-def test_progress_bar_is_shown_while_images_are_decoded(tmp_path: Path) -> None:
-    """With the display of the runs, as a terminal can have one display only; and not for data that is ready."""
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
-    small_mini_imagenet(tmp_path, per_class=2)
-    with rich.progress.Progress(console=terminal) as bars:
-        load_with_progress("mini-imagenet", tmp_path, bars)
-        assert not bars.tasks
-    assert isinstance(terminal.file, io.StringIO) and "decoding pictures" in terminal.file.getvalue()

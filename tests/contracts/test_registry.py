@@ -136,24 +136,6 @@ def test_bad_layers_are_rejected_and_not_registered(layer: Any) -> None:
     assert "mine" not in NORMS
 
 
-@restored
-def test_registration_draws_no_random_numbers() -> None:
-    class Drawing(CenteredNorm):
-        def __init__(self, num_features: int) -> None:
-            super().__init__(num_features)
-            nn.init.normal_(self.weight)
-
-    before = torch.random.get_rng_state()
-    cn.register_norm("drawing", Drawing)
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
-@restored
-def test_factory_may_need_certain_channels() -> None:
-    cn.register_norm("of-fifteen", lambda channels: nn.GroupNorm(15, channels), keeps_moments=False)  # not tried
-    assert cn.create_norm("of-fifteen", 45).num_groups == 15
-
-
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LazyLinear(8), nn.BatchNorm1d(8))
 
@@ -205,17 +187,6 @@ def test_factory_is_detected_if_registered() -> None:
     assert [row.norm for row in cn.summarize(model).rows] == ["made", "made"]
     assert type(cn.convert_norm(model, "gn", num_groups=2)[4]) is cn.GroupNorm1d
     assert cn.summarize(nn.Sequential(nn.GroupNorm(4, 8))).rows[0].norm == "gn"  # not made by the factory
-
-
-@restored
-def test_layer_without_channels_is_refused() -> None:
-    class Bare(nn.Module):
-        def __init__(self, num_features: int) -> None:
-            super().__init__()
-
-    cn.register_norm("bare", Bare)
-    with pytest.raises(ValueError, match="its number of channels is unknown; store it as the attribute num_features"):
-        cn.convert_norm(nn.Sequential(Bare(8)), "bn")
 
 
 @restored

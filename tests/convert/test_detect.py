@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, detect_norm
+from contnorm.detect import DetectedNorm, UnsupportedNorm, detect_norm
 from tests.models import BatchNormAct2d, FrozenBatchNorm2d, RenamedBatchNorm2d, ScaledBatchNorm2d, UnknownNorm
 
 

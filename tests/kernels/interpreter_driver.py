@@ -61,7 +61,6 @@ class InterpreterDriver:
         configurations: Block size, shared memory and launch attributes of each of them.
         cluster, cooperative: Launch attributes of the described launches.
         fails: Whether launches fail, with error 700.
-        wrong_size: Whether kernels claim to have an argument more than they have.
     """
 
     def __init__(self) -> None:
@@ -69,7 +68,6 @@ class InterpreterDriver:
         self.replayed: list[str] = []
         self.configurations: list[tuple[int, int, list[tuple[int, int]]]] = []
         self.fails = False
-        self.wrong_size = False
         self.cluster = 1
         self.cooperative = False
         self._callbacks = LAUNCH(self._launch), STREAM(self._stream), SIZE(self._size)  # kept: C++ has their addresses
@@ -107,7 +105,7 @@ class InterpreterDriver:
 
     def _size(self, handle: int, index: int, offset: Any, size: Any) -> int:
         types = [kind for kind in self.known[handle - 1][1] if kind != "constexpr"]
-        sizes = [4 if kind in ("i32", "fp32") else 8 for kind in types] + [8] * (3 if self.wrong_size else 2)
+        sizes = [4 if kind in ("i32", "fp32") else 8 for kind in types] + [8] * 2
         if index >= len(sizes):
             return 1
         size[0] = sizes[index]

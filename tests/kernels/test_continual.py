@@ -426,8 +426,14 @@ def test_double_backward(relu: bool, residual: bool, device: torch.device) -> No
 def test_compiles_as_one_graph(device: torch.device) -> None:
     torch._dynamo.reset()
     plain, twin = (ContinualNorm2d(4, num_groups=2, kernel="triton").to(device) for _ in range(2))
+    graphs: list[str] = []
+
+    def backend(module: Any, given: Any) -> Any:
+        graphs.append(str(module.graph))
+        return torch._dynamo.lookup_backend("aot_eager")(module, given)
+
     compiled = torch.compile(
-        lambda x, r: (twin(x), twin(x, r, relu=True), twin(x, relu=True)), fullgraph=True, backend="aot_eager"
+        lambda x, r: (twin(x), twin(x, r, relu=True), twin(x, relu=True)), fullgraph=True, backend=backend
     )
     tensors = narrowed(inputs((3, 4, 2, (3, 3)), device), torch.float32)
     for training in (True, False):
@@ -440,6 +446,7 @@ def test_compiles_as_one_graph(device: torch.device) -> None:
             outcomes.append([*ys, x.grad, r.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
         for expected, actual in zip(*outcomes, strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert len(graphs) == 2 and all("contnorm.continual_norm" in graph for graph in graphs)
 
 
 def test_operators_pass_opcheck(device: torch.device) -> None:

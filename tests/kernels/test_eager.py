@@ -210,6 +210,16 @@ def test_gradients_of_any_layout(module: Any, device: torch.device) -> None:
     assert equal(expected, found)
 
 
+def test_wrong_arguments_are_still_refused(driver: Any, device: torch.device) -> None:
+    ((x, _),) = batches(1, 3, 4, 2, 2, device=device)
+    mean, var = torch.zeros(4, device=device), torch.ones(4, device=device)
+    usual: dict[str, Any] = {"training": True, "num_groups": 2, "kernel": "triton"}
+    continual_norm(x, mean, var, **usual), continual_norm(x, mean, var, **usual)
+    for wrong in ({"num_groups": 3}, {"weight": torch.ones(5, device=device)}):
+        with pytest.raises(ValueError, match="channels"):
+            continual_norm(x, mean, var, **(usual | wrong))
+
+
 # --- not plain eager mode -----------------------------------------------------------------------------------------
 
 
@@ -240,20 +250,8 @@ def test_batched_gradients(driver: Any, device: torch.device) -> None:
 def test_transforms_and_modes_go_through_python(driver: Any, device: torch.device) -> None:
     layer, ((x, _),) = layer_for(device=device), batches(1, 3, 4, 2, 2, device=device)
     layer(x), layer(x)
-    arguments = (
-        x,
-        layer.running_mean,
-        layer.running_var,
-        layer.weight,
-        layer.bias,
-        True,
-        0.1,
-        1e-5,
-        2,
-        False,
-        None,
-        None,
-    )
+    state = layer.running_mean, layer.running_var, layer.weight, layer.bias
+    arguments: tuple[Any, ...] = x, *state, True, 0.1, 1e-5, 2, False, None, None
     assert eager.normalize(*arguments) is None  # without the counter it is another signature
     arguments = *arguments[:-1], layer.num_batches_tracked
     assert eager.normalize(*arguments) is not None

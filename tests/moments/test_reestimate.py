@@ -168,7 +168,7 @@ def test_batches_that_call_layers_in_another_order_are_read_in_passes() -> None:
 
 
 def test_sweep_without_room_for_all_batches_reads_them_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contnorm.moments.lockstep._free_memory", lambda model, processes: 0)
+    monkeypatch.setattr("contnorm.moments.reestimate._free_memory", lambda model, processes: 0)
     check(trained(), batches())
 
 

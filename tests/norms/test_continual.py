@@ -72,8 +72,3 @@ def test_relu_and_residual_follow_the_norm_with_every_kernel(kernel: str, traini
     assert int(layer.num_batches_tracked) == (2 if training else 0)
     empty = layer(x[:0], shortcut[:0], relu=True)
     assert empty.shape == (0, 8, 3, 3)
-
-
-def test_accepts_batch_norm_positional_arguments() -> None:
-    layer = cn.CN(8, 1e-3, 0.2, False, False, num_groups=2)
-    assert (layer.eps, layer.momentum, layer.weight, layer.running_mean) == (1e-3, 0.2, None, None)

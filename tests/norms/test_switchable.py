@@ -50,18 +50,8 @@ def test_initial_moments_and_weights() -> None:
     torch.testing.assert_close(layer.mean_weight.detach(), torch.ones(3))
 
 
-@pytest.mark.parametrize("value", [1e8, float("inf")])
-def test_outlier_affects_only_its_sample_and_channel(value: float) -> None:
-    """Other channels of other samples share no moments with it, so they must not change."""
-    layer = cn.SwitchNorm2d(4)
-    x = torch.randn(3, 4, 5, 5)
-    clean = layer(x)
-    x[0, 0, 0, 0] = value
-    torch.testing.assert_close(layer(x)[1:, 1:], clean[1:, 1:], rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("mean", [0.0, 1e4, 1e6])
-@pytest.mark.parametrize("shape", [(16, 8), (16, 8, 1), (16, 8, 1, 1), (16, 8, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(16, 8), (16, 8, 1, 1)], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_single_positions_are_exact_at_large_means(shape: tuple[int, ...], mean: float, training: bool) -> None:
     """Against float64 from the same input and moments, outputs, gradients and running moments."""

@@ -87,53 +87,40 @@ def test_two_processes_equal_one_on_the_whole_batch() -> None:
             torch.testing.assert_close(part["buffers"], whole["buffers"])
 
 
-def large_mean(rank: int, norm: str) -> Tensor:
-    layer = cn.convert_sync(cn.create_norm(norm, 8, num_groups=2))
-    x = far_from_zero().split([5, 3])[rank]
-    return layer(x).detach()
-
-
 def far_from_zero() -> Tensor:
     return torch.randn(8, 8, 5, 5, generator=torch.Generator().manual_seed(0)) * 1e-2 + 1e4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", ["cn", "bn_gn"])
-def test_large_means_do_not_cancel_between_processes(norm: str) -> None:
-    parts = together(large_mean, 2, norm)
-    exact = cn.create_norm(norm, 8, num_groups=2).double()(far_from_zero().double())
-    torch.testing.assert_close(torch.cat(parts).double(), exact, rtol=1e-5, atol=1e-5)
-
-
-def all_empty(rank: int) -> tuple[int, Tensor]:
-    layer = cn.SyncContinualNorm(8, num_groups=2)
-    y = layer(torch.zeros(0, 8, 3, 3))
-    return int(layer.num_batches_tracked), layer.running_mean + y.sum()
-
-
-@pytest.mark.slow
-def test_empty_batch_on_all_processes_changes_nothing() -> None:
-    for counted, mean in together(all_empty, 2):
-        assert counted == 0
-        torch.testing.assert_close(mean, torch.zeros(8))
-
-
-def refused(rank: int) -> list[str]:
-    """Inputs that raise in one process: groups of one value, and a single value."""
-    message = []
+def special_batches(rank: int) -> dict[str, Any]:
+    """Batches with a large mean, an empty batch on all processes, and two that raise in one process."""
+    found: dict[str, Any] = {}
+    for norm in ("cn", "bn_gn"):
+        layer: Any = cn.convert_sync(cn.create_norm(norm, 8, num_groups=2))
+        found[norm] = layer(far_from_zero().split([5, 3])[rank]).detach()
+    empty = cn.SyncContinualNorm(8, num_groups=2)
+    y = empty(torch.zeros(0, 8, 3, 3))
+    found["empty"] = int(empty.num_batches_tracked), empty.running_mean + y.sum()
+    found["errors"] = []
     for groups, samples in ((8, 4), (2, 1 - rank)):
         layer = cn.SyncContinualNorm(8, num_groups=groups)
-        try:
+        with pytest.raises(ValueError) as error:  # noqa: PT011 - compared by the test
             layer(torch.randn(samples, 8))
-        except ValueError as error:
-            message.append(str(error))
+        found["errors"].append(str(error.value))
         assert layer.num_batches_tracked == 0
-    return message
+    return found
 
 
 @pytest.mark.slow
-def test_error_of_one_process_is_raised_on_all() -> None:
-    for one_value_a_group, one_value_in_all in together(refused, 2):
+def test_large_means_empty_batches_and_errors() -> None:
+    ranks = together(special_batches, 2)
+    for norm in ("cn", "bn_gn"):  # large means do not cancel between processes
+        exact = cn.create_norm(norm, 8, num_groups=2).double()(far_from_zero().double())
+        parts = torch.cat([rank[norm] for rank in ranks])
+        torch.testing.assert_close(parts.double(), exact, rtol=1e-5, atol=1e-5)
+    for rank in ranks:
+        counted, mean = rank["empty"]
+        assert counted == 0 and not mean.any()
+        one_value_a_group, one_value_in_all = rank["errors"]
         assert "num_groups=8 leaves one value" in one_value_a_group
         assert "Expected more than 1 value per channel" in one_value_in_all
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,10 @@ def unfinished_runs(root: Path) -> list[UnfinishedRun]:
             config = from_dict(note["config"])
         except (OSError, ValueError, LookupError, TypeError, UserError):
             note, config = {}, None
-        runs.append(UnfinishedRun(folder, config, _step(folder / CHECKPOINT), is_locked(folder), note))
+        step = 0
+        with suppress(OSError, ValueError, LookupError):  # there is none, or the run is just being recorded
+            step = int(read_progress(folder / CHECKPOINT)["done"])
+        runs.append(UnfinishedRun(folder, config, step, is_locked(folder), note))
     return [run for run in runs if run.config is not None or run.step]
 
 
@@ -100,10 +104,3 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
         header = json.loads(file.read(size))
     progress: dict[str, Any] = json.loads(header["__metadata__"]["progress"])
     return progress
-
-
-def _step(checkpoint: Path) -> int:
-    try:
-        return int(read_progress(checkpoint)["done"])
-    except (OSError, ValueError, LookupError):
-        return 0

@@ -25,7 +25,7 @@ from contnorm.cli.common import RunsFolder, Where, print_error, print_lines, pri
 from contnorm.cli.show import load_selection
 from contnorm.errors import UserError
 from contnorm.paper.text import digits_remarks, spread
-from contnorm.report.runs import divergence_lines, unknown_names
+from contnorm.report.runs import divergence_lines
 
 HOW = (
     "differences are B minus A. 95 % interval: Student's t, two-sided, of one comparison that is looked at once. The "
@@ -68,7 +68,7 @@ def compare(
     store = Store(Path(sides[0]) if len(sides) == 3 else runs)
     a, b = (select_run(text, store, where or ()) for text in sides[-2:])
     every = [*a.records, *b.records]
-    for problem in dict.fromkeys([*a.problems, *b.problems, *unknown_names(every)]):
+    for problem in dict.fromkeys([*a.problems, *b.problems]):
         print_error(problem)
     kinds = (*moments.split(","), *moments.split(","))[:2] if moments else (None, None)
     evaluations = (kinds[1], kinds[0]) if kinds[0] != kinds[1] else kinds[0]

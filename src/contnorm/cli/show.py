@@ -19,7 +19,7 @@ from contnorm.bench.unfinished import unfinished_runs
 from contnorm.cli.common import RunsFolder, Where, console, print_error, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown
 from contnorm.paper.text import spread
-from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables, unknown_names
+from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables
 from contnorm.report.tables import Document, Table, markdown
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def show(
     selected = load_selection(store, run, where or ())
     if not selected.records and not (to and selected.diverged):
         raise UserError(f"all runs with {' '.join(where or ())} diverged, so they have no scores.")
-    for problem in [*selected.problems, *unknown_names(selected.records)]:
+    for problem in selected.problems:
         print_error(problem)
     if to is not None and to.suffix not in (".md", ".tex"):
         selected.save(to, by_task)

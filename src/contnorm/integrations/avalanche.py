@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader
 
 from contnorm.bench.api.stream import Stream, TaskDataset
 from contnorm.bench.streams.device import DeviceStream
-from contnorm.convert.conversion import convert_norm, norm_layers
+from contnorm.convert import convert_norm, norm_layers
 from contnorm.moments.pooling import Moments, keeps_moments, read_moments, write_moments
 from contnorm.moments.reestimate import ChainedBatches, Reestimated, reestimate
 from contnorm.registry import LayerFactory, NormInfo

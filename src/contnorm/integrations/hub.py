@@ -16,7 +16,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from huggingface_hub.constants import CONFIG_NAME
 from torch import nn
 
-from contnorm.convert.spec import apply_norm_spec, norm_spec
+from contnorm.spec import apply_norm_spec, norm_spec
 
 __all__ = ["NORM_SPEC_KEY", "NormHubMixin"]
 

@@ -14,12 +14,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import LayerSync
 from torch import nn
 
-from contnorm.convert.conversion import convert_sync, needs_sync, norm_layers, revert_sync
-from contnorm.convert.detect import DetectedNorm
-from contnorm.convert.spec import apply_norm_spec, norm_spec
+from contnorm.convert import convert_sync, needs_sync, norm_layers, revert_sync
+from contnorm.detect import DetectedNorm
 from contnorm.diagnosis.measure import ByTask, Diagnosis, diagnose
 from contnorm.moments.freeze import freeze_stats
 from contnorm.moments.reestimate import Call, Reestimated, call_on_batch, generators_restored, reestimate
+from contnorm.spec import apply_norm_spec, norm_spec
 
 __all__ = ["SPEC_KEY", "FreezeMoments", "NormEffect", "ReestimateMoments", "SavesNorms", "SyncNorms"]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from contnorm.convert.conversion import convert_norm
+from contnorm.convert import convert_norm
 from contnorm.moments.freeze import frozen_stats
 from contnorm.registry import NORMS, norm_class
 

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
-from contnorm.convert.spec import apply_norm_spec, norm_spec
 from contnorm.moments.reestimate import Call, call_on_batch, generators_restored, reestimate
-from contnorm.norms.renorm import BatchRenormBase
+from contnorm.norms.batch import BatchRenormBase
+from contnorm.spec import apply_norm_spec, norm_spec
 
 __all__ = ["CONFIG_KEY", "MomentsTrainer", "from_pretrained", "record_norms"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from contnorm.convert.detect import holds_moments
+from contnorm.detect import holds_moments
 from contnorm.norms.base import MomentNorm
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from contnorm.checks import in_float64, widest
-from contnorm.convert.detect import DetectedNorm, UnsupportedNorm, detect_norm, holds_moments
+from contnorm.detect import DetectedNorm, UnsupportedNorm, detect_norm, holds_moments
 from contnorm.moments.freeze import is_frozen
 from contnorm.norms.base import MomentNorm, channel_moments, unbiased
 from contnorm.registry import NORMS

@@ -1,10 +1,13 @@
 """BN*: exact running moments of a model for given data.
 
 They are defined as the buffers after a single training-mode forward over all the data with momentum 1. Such a forward
-needs all the data in one batch; this implementation does not. It reads the batches once, and they advance together from
-norm layer to norm layer (`lockstep`).
+needs all the data in one batch; this implementation does not. It reads the batches once, in one sweep in which they
+advance together from norm layer to norm layer: each has a forward pass of its own, in a thread of its own, and one of
+them runs at a time. At a norm layer a pass stops until all batches have arrived and their pooled moments are written.
+The arithmetic is that of one pass over the data for each layer, and so are the bits.
 
-Where the batches do not fit into memory together, it measures the layers one by one in the order of their calls, with
+Where the batches do not fit into memory together, with the activations between two norm layers, or do not call the
+same layers once each in the same order, it measures the layers one by one in the order of their calls, with
 the same result: the exact moments of a layer are pooled over all batches, while the layers before it normalize with the
 exact moments measured before. Each of these passes stops at the layer that it measures.
 
@@ -19,12 +22,15 @@ the biased one times n / (n - 1), with the effective number of values n = (sum o
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
+from operator import length_hint
 from types import TracebackType
 from typing import Any, cast
 
@@ -37,7 +43,6 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
 from contnorm.moments.freeze import evaluation_mode, frozen_stats
-from contnorm.moments.lockstep import Lockstep, StopForward, first_input, fits_lockstep
 from contnorm.moments.pooling import (
     Frozen,
     Meetings,
@@ -56,6 +61,10 @@ Weights = Callable[[Any], Tensor | float]
 
 # The names of labels in batches of transformers' data sets and collators.
 _LABELS = frozenset(("label", "labels", "label_ids"))
+# Each forward pass has a thread, and on a CPU each such thread has a team of OpenMP threads.
+MOST_THREADS = 1024
+# Activations alive at a norm layer, in multiples of its input: input, output, residual and the next layer's output.
+ALIVE = 4
 
 
 @dataclass(frozen=True)
@@ -188,7 +197,8 @@ def reestimate(
         )
     old = read_moments(layers)
     measurement = _Measurement(model, layers, call or call_on_batch, weights, process_group)
-    try:
+    with ExitStack() as undo:
+        undo.callback(write_moments, layers, old)
         with torch.no_grad(), evaluation_mode(model), ExitStack() as stack:
             for module in model.modules():  # they normalize instances, as in training
                 if isinstance(module, _InstanceNorm) and module.track_running_stats:
@@ -196,9 +206,7 @@ def reestimate(
                     module.training = True
             pools = measurement.exact(batches) if exact else measurement.approximate(batches)
         write_moments(layers, {name: pool.moments(layers[name]) for name, pool in pools.items()}, finite=True)
-    except BaseException:
-        write_moments(layers, old)
-        raise
+        undo.pop_all()
     return Reestimated({name: layers[name] for name in pools}, {name: old[name] for name in pools})
 
 
@@ -335,12 +343,9 @@ class _Measurement:
         return self.pools
 
     def _sweep(self, batches: Iterable[Any]) -> None:
-        streamed = isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset)  # a rough length
-        try:
-            count = len(batches)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError) as error:
-            raise NoLockstepError from error
-        if streamed or not fits_lockstep(count):
+        streamed = isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset)
+        count = -1 if streamed else length_hint(batches, -1)  # the length of a stream is a rough one
+        if count < 0 or (count > 1 and count * torch.get_num_threads() > MOST_THREADS):
             raise NoLockstepError
         held = list(batches)
         if held:
@@ -402,3 +407,138 @@ class _Measurement:
                 f"and a variance needs two or more. Give more samples."
             )
         return pool
+
+
+# --- one sweep ------------------------------------------------------------------------------------------------------
+
+
+class StopForward(BaseException):
+    """Ends a forward pass. A BaseException, so that no ``except Exception`` in the model catches it."""
+
+
+def first_input(args: Any, kwargs: Any) -> Tensor:
+    """Return the input of a layer, from the arguments of its call."""
+    x: Tensor = args[0] if args else next(iter(kwargs.values()))
+    return x
+
+
+class Lockstep:
+    """One sweep over batches, which measures the moments of all layers.
+
+    Args:
+        model: The model, in evaluation mode.
+        layers: The layers to measure.
+        run: A function that runs the model on a batch.
+        settle: Called with the name and the pooled moments of a layer, which it writes.
+        processes: The number of processes, which may share the memory of this machine.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: dict[str, nn.Module],
+        run: Call,
+        settle: Callable[[str, PooledMoments], None],
+        processes: int = 1,
+    ) -> None:
+        self.model, self.layers, self.run, self.settle, self.processes = model, layers, run, settle, processes
+        self.settled: set[str] = set()
+        self.current: str | None = None  # the layer at which the batches gather
+        self.pool = PooledMoments()
+        self.index = 0  # of the batch whose forward pass runs
+        self.error: BaseException | None = None
+        self.batons: list[threading.Semaphore] = []
+
+    def measure(self, batches: Sequence[Any], groups: Sequence[WeightGroups | None]) -> None:
+        """Run all batches.
+
+        Args:
+            batches: The batches.
+            groups: The samples of each batch by weight; None for a batch without weights.
+
+        Raises:
+            NoLockstepError: If the batches can't advance together. Moments may have been written.
+        """
+        self.groups, self.count = groups, len(batches)
+        device = next((t.device for t in (*self.model.parameters(), *self.model.buffers())), torch.device("cpu"))
+        self.room = _free_memory(device, self.processes) // 2
+        with ExitStack() as hooks:
+            for name, layer in self.layers.items():
+                hooks.callback(layer.register_forward_pre_hook(self._hook(name), with_kwargs=True).remove)
+            if self.count == 1:
+                self.run(self.model, batches[0])
+            else:
+                self._run_all(batches, device)
+
+    def _run_all(self, batches: Sequence[Any], device: torch.device) -> None:
+        self.batons = [threading.Semaphore(0) for _ in range(self.count + 1)]  # the last one wakes this thread
+        enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+        def run_one(index: int) -> None:
+            self.batons[index].acquire()
+            try:
+                if self.error is None:
+                    self.index = index
+                    # A thread starts without this thread's gradient mode, autocast and CUDA stream.
+                    mode = torch.autocast(device.type, dtype, enabled)
+                    with torch.no_grad(), mode, torch.cuda.stream(stream), suppress(StopForward):
+                        self.run(self.model, batches[index])
+                    if index == 0:
+                        self.current = None
+                    elif self.current is not None:
+                        raise NoLockstepError
+            except BaseException as error:  # raised again by the thread that waits
+                self.error = self.error or error
+            finally:
+                self.batons[index + 1 if self.error is None else -1].release()
+
+        threads = [threading.Thread(target=run_one, args=(index,), daemon=True) for index in range(self.count)]
+        for thread in threads:
+            thread.start()
+        try:
+            self.batons[0].release()
+            self.batons[-1].acquire()
+        except BaseException as error:  # an interrupt: the passes end at their next norm layer
+            self.error = error
+        finally:
+            for baton in self.batons if self.error is not None else ():
+                baton.release()
+            for thread in threads:
+                thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+            index = self.index
+            x = first_input(args, kwargs)
+            if index == 0:
+                if name in self.settled or (self.count > 1 and ALIVE * x.nbytes * self.count > self.room):
+                    raise NoLockstepError
+                self.pool, self.current = PooledMoments(), name
+            elif name != self.current:
+                raise NoLockstepError
+            self.pool.add_input(layer, x, self.groups[index])
+            if index == self.count - 1:
+                self.settle(name, self.pool)
+                self.settled.add(name)
+            if self.count > 1:
+                self.batons[(index + 1) % self.count].release()
+                self.batons[index].acquire()
+                if self.error is not None:
+                    raise StopForward
+                self.index = index
+
+        untraced: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+        return untraced
+
+
+def _free_memory(device: torch.device, processes: int) -> int:
+    """Return the free memory of a device, in bytes; 4 GiB where it is not known; of a CPU, the share."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type == "cpu" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", ()):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // processes
+    return 4 << 30

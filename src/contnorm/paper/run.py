@@ -214,7 +214,10 @@ class _Table:
         elif self.options.lr != "both" or self.recipe.ours:
             variants = variants[:1] if self.options.lr == "one" else variants[1:]
         variants = [replace(one, cells=self.selected(one.cells)) for one in variants]
-        return variants, self._configs([one.cell for variant in variants for one in variant.cells], index, self.seeds)
+        configs = self._configs([one.cell for variant in variants for one in variant.cells], index, self.seeds)
+        if not configs:
+            raise UserError(f"no learning rate is chosen for these cells of {self.recipe.name}. Use --lr one.")
+        return variants, configs
 
     def fresh(self, index: RecordIndex) -> tuple[TableVariant, dict[RecipeCell, RunConfig]]:
         """The variant of fresh seeds, and the settings of the runs of all its cells.
@@ -235,9 +238,9 @@ class _Table:
 
     def _configs(self, cells: Sequence[RecipeCell], index: RecordIndex, seeds: range) -> dict[RecipeCell, RunConfig]:
         """Settings of the runs of some cells, in the precision of the table."""
-        if not cells:
-            raise UserError(f"no learning rate is chosen for these cells of {self.recipe.name}. Use --lr one.")
         configs = {cell: config_of(cell, self.root, self.typed) for cell in cells}
+        if not configs:  # no learning rate is chosen for them
+            return {}
         numerics = index.numerics(configs.values(), seeds, self.typed.get("train"))
         return {cell: with_numerics(config, numerics) for cell, config in configs.items()}
 
@@ -255,8 +258,8 @@ class _Table:
         self, variant: TableVariant, configs: Mapping[RecipeCell, RunConfig], index: RecordIndex
     ) -> TableVariant:
         """A variant with its records; of fresh seeds, the cells that the filters leave out count for the claims."""
-        numerics = numerics_of(next(iter(configs.values())))
         seeds = self.seeds if variant.rule is None else FRESH_SEEDS
+        numerics = next((numerics_of(config) for config in configs.values()), None)
         cells = index.measure({one.cell: configs[one.cell] for one in variant.cells}, seeds, numerics)
         shown = self.selected(cells)
         others = [one for one in cells if one not in shown]

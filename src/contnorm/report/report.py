@@ -14,7 +14,7 @@ from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserError
 from contnorm.report.norms import Experiment, comparison, experiments_of, headline
 from contnorm.report.paper import Section, claims_document, section_document, sections_of
-from contnorm.report.runs import divergence_lines, run_details, score_tables, unknown_names
+from contnorm.report.runs import divergence_lines, run_details, score_tables
 from contnorm.report.tables import MADE, Document, html_page, markdown
 
 __all__ = ["Report", "collect_report", "write_report"]
@@ -98,7 +98,6 @@ def collect_report(runs: Location | Sequence[Location], tables: Sequence[str] = 
     if not every.records:
         reason = "; ".join(every.problems) or f"{', '.join(map(str, roots))}: no finished runs."
         raise UserError(f"{reason} Run some with `contnorm run` or bench.run.")
-    every = Runs(every.records, every.diverged, [*every.problems, *unknown_names(every.records)])
     unfinished = sum(len(unfinished_runs(root)) for root in roots if not is_archive(root))
     sections = sections_of(tables, every, roots)
     return Report(every, experiments_of(every), sections, unfinished)

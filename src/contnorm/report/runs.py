@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
 from statistics import fmean
 
 from contnorm.bench.config.defaults import changed, run_names, varying
@@ -16,7 +15,6 @@ from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import FIRST_SEED
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.paper.text import LABEL_FORGETTING, data_part, data_remarks, divergence_text, score_title, spread
-from contnorm.registry import find_norm
 from contnorm.report.tables import Document, Table
 
 SCORES_SHOWN = MAIN_SCORES
@@ -97,30 +95,6 @@ def score_of(record: Record, counted: AccuracyMatrix | LabelMatrix, name: str, l
     if isinstance(counted, LabelMatrix):
         return label_score(counted, name, record.classes_of(labels))
     return score(counted, name)
-
-
-def unknown_names(records: Sequence[Record]) -> list[str]:
-    """One line for each run whose norm or stream is unknown to this version.
-
-    Example:
-        >>> unknown_names([])
-        []
-    """
-    lines = []
-    for config in {record.hash: record.config for record in records}.values():
-        unknown = [] if config.stream.name in STREAMS else [f"stream {config.stream.name!r}"]
-        unknown += [] if config.norm.code or _is_norm(config.norm.name) else [f"norm {config.norm.name!r}"]
-        lines += [f"{config.hash}: {what} is unknown to this version; its scores are as recorded." for what in unknown]
-    return lines
-
-
-@lru_cache(maxsize=256)
-def _is_norm(name: str) -> bool:
-    try:
-        find_norm(name)
-    except ValueError:
-        return False
-    return True
 
 
 def divergence_lines(runs: Runs) -> list[str]:

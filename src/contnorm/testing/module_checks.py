@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from contnorm.convert.conversion import convert_norm
+from contnorm.convert import convert_norm
 from contnorm.moments.freeze import freeze_stats
 from contnorm.tags import ReplayRequest, batch_tags
 from contnorm.testing.conformance import (

@@ -58,7 +58,6 @@ def test_nothing_is_written_without_a_folder(
     assert len(result.models()) == 1  # the weights are in memory
 
 
-@pytest.mark.slow
 @contextmanager
 def interrupted_at_step(number: int) -> Iterator[None]:
     """Send SIGINT to this process when a run has done so many steps."""

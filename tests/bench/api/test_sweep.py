@@ -114,7 +114,7 @@ def test_one_diverged_seed_excludes_a_setting() -> None:
     result = bench.SweepResult(trials, ("norm", "lr"), "s", "acc", (0, 1), "test samples", "")
     assert result.best == {"bn": good} and not result.complete, "the missing run of cn may be the best"
     assert result.to_frame()["unfinished"].tolist() == [0, 0, 1, 0]
-    assert [note for note in result.notes if "missing" in note] == ["cn: 1 runs are missing, so nothing is chosen yet."]
+    assert [note for note in result.notes if "unfinished" in note] == ["cn: nothing is chosen yet; unfinished runs: 1."]
     result.trials.append(tie)
     assert result.best["bn"] is tie, "the smaller learning rate"
     assert "bn lr=0.1 did as well" in result.notes[0]

@@ -96,46 +96,6 @@ def test_graph_of_many_lanes_equals_single_lanes_and_eager_steps(
         assert not same(together[0], together[1])
 
 
-@pytest.mark.parametrize("norm", ["bn", "cn", "brn"])
-def test_graph_uses_frozen_moments(root: Path, source: Source, norm: str) -> None:
-    """Without replay all full batches have one shape, so that only the freezing separates the graphs."""
-    config = settings(root, norm, "single", "tf32")
-    config = replace(config, norm=replace(config.norm, freeze_after=1), train=replace(config.train, partial="drop"))
-    with numerics(config.train):
-        together, stepped = lanes_of(config, source, range(2)), lanes_of(config, source, range(2))
-        end, steps = together[0].plan.ends[0], len(together[0].plan.steps)
-        stepper = stepper_for(together)
-        stepper.advance(end)
-        frozen = {name: t.clone() for name, t in together[0].state().items() if "running" in name}
-        stepper.advance(steps - end)
-        for lane in stepped:
-            for _ in range(steps):
-                lane.step()
-        assert all(same(a, b) for a, b in zip(together, stepped, strict=True))
-        assert frozen and all(torch.equal(t, together[0].state()[name]) for name, t in frozen.items())
-
-
-@pytest.mark.parametrize("case", CASES[1:4], ids=["-".join(case) for case in CASES[1:4]])
-def test_one_graph_serves_all_stretches_of_a_shape(root: Path, source: Source, case: tuple[str, str, str]) -> None:
-    """The smaller last batch of the second task runs without a graph; the third task has the shape of the second.
-
-    The second task is captured in its sixth step, so the third has more steps than the graph has rows.
-    """
-    config = settings(root, *case)
-    with numerics(config.train):
-        (lane,), (stepped,) = (lanes_of(config, source, range(1)) for _ in range(2))
-        begin, steps = lane.plan.ends[0] + 5, len(lane.plan.steps)
-        for trainer, until in ((lane, begin), (stepped, steps)):
-            for _ in range(until):
-                trainer.step()
-        stepper: Any = stepper_for([lane])
-        stepper.advance(lane.plan.ends[1] - begin)
-        graph = stepper.last_captured.graph
-        stepper.advance(steps - lane.done)
-        assert stepper.last_captured.graph is graph
-        assert same(lane, stepped)
-
-
 @pytest.mark.parametrize("case", CASES[:3], ids=["-".join(case) for case in CASES[:3]])
 def test_prefetched_images_give_the_same_bits(
     root: Path, source: Source, case: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.convert.conversion import convert_norm
+from contnorm.convert import convert_norm
 from contnorm.moments.freeze import frozen_stats
 from tests.bench.engine.stopped_runs import finish, kill, same_state
 

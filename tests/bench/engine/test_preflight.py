@@ -13,7 +13,7 @@ import torch
 from contnorm import registry
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine import preflight
+from contnorm.bench.engine import hooks
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
@@ -76,11 +76,11 @@ def test_check_does_not_change_the_network(root: Path, norm: str, monkeypatch: p
         "stream": {"name": "split-mnist"},
         "norm": {"name": norm, **({"groups": 4} if registry.NORMS[norm].grouped else {})},
     }
-    monkeypatch.setattr(preflight, "_checked", set())
+    monkeypatch.setattr(hooks, "_checked", set())
     checked = Trainer(resolve({**values, **network}, root), 0, load_source("mnist", root), CPU)
-    assert preflight._checked
-    monkeypatch.setattr(preflight, "_checked", set())
-    monkeypatch.setattr(preflight, "_run_in_training", lambda *arguments: None)
+    assert hooks._checked
+    monkeypatch.setattr(hooks, "_checked", set())
+    monkeypatch.setattr(hooks, "_run_in_training", lambda *arguments: None)
     expected = Trainer(resolve({**values, **network}, root), 0, load_source("mnist", root), CPU)
     state, other = checked.model.state_dict(), expected.model.state_dict()
     assert state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)

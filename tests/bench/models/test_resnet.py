@@ -14,7 +14,7 @@ from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.build import build_model
 from contnorm.bench.models.networks import DEPTHS, DeepResNet, ResNet18
-from contnorm.convert.conversion import convert_norm
+from contnorm.convert import convert_norm
 from contnorm.errors import UserError
 
 BLOCKS = {"resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}

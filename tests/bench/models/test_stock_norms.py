@@ -12,7 +12,7 @@ from torch import nn
 from contnorm.bench.config.schema import ModelConfig, NormConfig
 from contnorm.bench.models.build import build_model
 from contnorm.bench.models.norm_layers import STOCK_NORMS, StockGroupNorm
-from contnorm.convert.detect import DetectedNorm, detect_norm
+from contnorm.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 
 

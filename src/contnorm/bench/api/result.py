@@ -19,14 +19,14 @@ from torch import nn
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.comparison import scores_of
 from contnorm.bench.components import Component, share_components
-from contnorm.bench.config.defaults import stream_name
+from contnorm.bench.config.defaults import known_norm, stream_name
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import figure
 from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix
 from contnorm.bench.records import Record, Runs, spread_over_seeds
 from contnorm.errors import UserError
-from contnorm.registry import find_norm, numbered_name
+from contnorm.registry import numbered_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -231,10 +231,10 @@ def _norm_label(norm: NormConfig) -> str:
         >>> [_norm_label(norm) for norm in (NormConfig("cn", groups=8), NormConfig("bn"), NormConfig("cn", "auto"))]
         ['cn8', 'bn', 'cn (auto groups)']
     """
-    try:
-        spec, groups = find_norm(norm.name)
-    except ValueError:  # of the user, or of another version
+    found = known_norm(norm.name)
+    if found is None:  # of the user, or of another version
         return norm.name
+    spec, groups = found
     if not spec.grouped:
         return spec.name
     groups_or_auto = groups or norm.groups

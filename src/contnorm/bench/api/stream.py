@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -493,13 +492,11 @@ def _make_registered(component: Component, root: Path, settings: Mapping[str, An
 def list_seeds(seeds: int | Iterable[int]) -> list[int]:
     """Return a list of seeds, from a number of seeds or from the seeds themselves."""
     values: Any = range(seeds) if isinstance(seeds, Integral) and not isinstance(seeds, bool) else seeds
-    try:
-        chosen = [-1 if isinstance(seed, bool) else operator.index(seed) for seed in values]
-    except TypeError:
-        chosen = []
-    if not chosen or not all(0 <= seed <= LARGEST_SEED for seed in chosen):
+    chosen: list[Any] = list(values) if isinstance(values, Iterable) else []
+    whole = all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in chosen)
+    if not chosen or not whole or min(chosen) < 0 or max(chosen) > LARGEST_SEED:
         raise UserError(f"seeds={seeds!r}: use a number of seeds, at least 1, or seeds from 0 to {LARGEST_SEED}.")
-    return list(dict.fromkeys(chosen))
+    return list(dict.fromkeys(map(int, chosen)))
 
 
 def _class_names(source: Source, sequence: TaskSequence, task: int) -> tuple[Any, ...]:

@@ -173,7 +173,7 @@ class SweepResult:
             label = " ".join(map(str, name)) if isinstance(name, tuple) else str(name)
             chosen, missing = best.get(name), sum(trial.unfinished for trial in trials)
             if missing:
-                notes.append(f"{label}: {missing} runs are missing, so nothing is chosen yet.")
+                notes.append(f"{label}: nothing is chosen yet; unfinished runs: {missing}.")
             elif chosen is None:
                 notes.append(f"{label}: every setting has a diverged seed, so none is chosen.")
             elif ties := [t.describe() for t in trials if t.eligible and t is not chosen and t.mean == chosen.mean]:
@@ -477,9 +477,10 @@ def _start(
     if values != stream.settings:
         source = stream.source if stream.root is None or stream.is_loaded else None
         stream = Stream(values, stream.root, source, stream.allow_missing)
+    first, seed = "lowest" if name.startswith("fm") else "highest", "seed" if len(chosen) == 1 else "seeds"
     rule = (
-        f"{'lowest' if name.startswith('fm') else 'highest'} mean {name} on the {chosen_on} over {len(chosen)} seeds; "
-        f"a setting with a diverged seed is not chosen; on ties, the smallest learning rate or tuned value."
+        f"{first} mean {name} on the {chosen_on} over {len(chosen)} {seed}; a setting with a diverged seed is not "
+        f"chosen; on ties, the smallest learning rate or tuned value."
     )
     return stream, SweepResult([], axes, stream.name, name, chosen, chosen_on, rule)
 

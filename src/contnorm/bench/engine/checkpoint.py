@@ -31,7 +31,7 @@ from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import SCHEMA
 from contnorm.bench.unfinished import CHECKPOINT, ENDING, LOCK, NOTE, read_progress
 from contnorm.errors import UserError
-from contnorm.model_files import differences_from_file, file_metadata, sort_metadata
+from contnorm.spec import differences_from_file, file_metadata, sort_metadata
 
 ATTEMPTS = 100  # another process that has just recorded the run may remove the folder
 

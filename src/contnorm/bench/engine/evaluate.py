@@ -26,7 +26,7 @@ from contnorm.bench.models.norm_layers import count_norms
 from contnorm.bench.plan import sample_weights, stored_items, take_census
 from contnorm.moments.pooling import keeps_moments
 from contnorm.moments.reestimate import Reestimated, reestimate
-from contnorm.norms.renorm import BatchRenormBase
+from contnorm.norms.batch import BatchRenormBase
 
 TEST_BATCH = 1000
 LARGE_TEST_BATCH = 4096  # if GPU memory allows: many small passes are limited by the host

@@ -228,9 +228,9 @@ class Work:
                 try:
                     for event in train_lanes(together, stop, options.checkpoint_every, options.log_every):
                         yield self._record(event, together, started)
-                except UserError:
-                    raise
                 except (Exception, SystemExit) as error:
+                    if isinstance(error, UserError):
+                        raise
                     trainer, saved = together[0].trainer, f"{together[0].saved} steps are saved"
                     when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
                     if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the loop

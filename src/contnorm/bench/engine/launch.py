@@ -110,7 +110,9 @@ class Processes(Launcher):
                 variables = {}
                 if self.devices:
                     index = self.devices[number]
-                    variables["CUDA_VISIBLE_DEVICES"] = str(index) if visible is None else visible.split(",")[index]
+                    variables["CUDA_VISIBLE_DEVICES"] = (
+                        str(index) if visible is None else visible.split(",")[index].strip()
+                    )
                 workers.append(_Worker(payload, variables))
             yield from _receive(workers, todo, stop)
         except KeyboardInterrupt:  # the second signal: end without further saving
@@ -209,8 +211,7 @@ def pickle_all(values: Sequence[object]) -> list[bytes]:
     """Pickle objects, with the functions and classes of the user's modules by value.
 
     A worker then has the code and the variables of this process. If it imported the modules, it would execute them
-    again: they may have been edited or changed since, or may start runs when they are imported. Modules that can't be
-    pickled are imported.
+    again: they may have been edited or changed since, or may start runs when they are imported.
     """
     modules = [
         module
@@ -224,12 +225,9 @@ def pickle_all(values: Sequence[object]) -> list[bytes]:
         cloudpickle.register_pickle_by_value(module)
     try:
         return [bytes(cloudpickle.dumps(value)) for value in values]
-    except Exception:  # such as a module with a lock; objects of the user raise errors of any type
-        pass
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
-    return [bytes(cloudpickle.dumps(value)) for value in values]
 
 
 def work_for_parent(descriptor: int) -> None:

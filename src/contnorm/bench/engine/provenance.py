@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -149,15 +150,16 @@ def commit_of(file: Path) -> str | None:
     """
     # Variables such as GIT_DIR, which git sets for hooks, could point to another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    if shutil.which("git") is None:
+        return None
     described = None
     for arguments in (
         ("ls-files", "--error-unmatch", "--", file.name),
         ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"),
     ):
-        try:
-            command = ["git", "-C", str(file.parent), *arguments]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=environment)
-        except (OSError, subprocess.SubprocessError):  # git is not installed, or no repository tracks the file
+        command = ["git", "-C", str(file.parent), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode != 0:  # no repository tracks the file
             return None
         described = done.stdout.strip()
     return described

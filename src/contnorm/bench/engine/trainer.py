@@ -19,8 +19,17 @@ from torch import Tensor, nn
 from contnorm.bench.components import user_code_errors
 from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.dataset import Source
-from contnorm.bench.engine.hooks import NormHooks, UserCode, seeded_generators, strategy_hooks, task_info, task_items
-from contnorm.bench.engine.preflight import check_hooks, check_moments, check_network
+from contnorm.bench.engine.hooks import (
+    NormHooks,
+    UserCode,
+    check_hooks,
+    check_moments,
+    check_network,
+    seeded_generators,
+    strategy_hooks,
+    task_info,
+    task_items,
+)
 from contnorm.bench.engine.step_tensors import StepIndices, StepTable, build_step_table, samples_of, stretch_end
 from contnorm.bench.models.build import MODELS, build_model
 from contnorm.bench.plan import PlanCache
@@ -28,7 +37,7 @@ from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies import build_strategy
 from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, check_loss, tagged_passes
 from contnorm.bench.streams.device import DeviceImages, DeviceStream, ImageFeed, PrefetchedFeed
-from contnorm.convert.detect import holds_moments
+from contnorm.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.convolution import EMPTY, Convolution, ConvolutionTable, table_for, using_table
 from contnorm.kernels.triton.launcher import can_launch

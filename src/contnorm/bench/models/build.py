@@ -16,7 +16,7 @@ from contnorm.bench.models.networks import MLP, DeepResNet, ResNet18
 from contnorm.bench.models.norm_layers import PART, count_norms, mark_layer, norm_maker, norm_options
 from contnorm.bench.models.pretrained import load_pretrained
 from contnorm.bench.models.user_norms import find_run_norm
-from contnorm.convert.conversion import convert_norm
+from contnorm.convert import convert_norm
 from contnorm.errors import UserError, unknown
 from contnorm.norms.group import standardize_convolutions
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.models.user_norms import find_run_norm
 from contnorm.checks import MAX_AUTO_GROUPS, auto_groups
-from contnorm.convert.detect import DetectedNorm, detect_norm
+from contnorm.detect import DetectedNorm, detect_norm
 from contnorm.errors import UserError
 from contnorm.kernels.reference import backward_would_crash, group_norm_in_layout
 from contnorm.norms.switchable import SwitchNorm1d, SwitchNorm2d, SwitchNorm3d

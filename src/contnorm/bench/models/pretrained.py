@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import ModelConfig
-from contnorm.convert.detect import detect_norm
+from contnorm.detect import detect_norm
 from contnorm.errors import UserError, unknown
 
 PREFIXES = ("module.", "model.", "backbone.", "_orig_mod.")  # put in front by wrappers and by training code

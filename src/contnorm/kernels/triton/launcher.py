@@ -64,7 +64,7 @@ def is_plain(x: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, Parameter)
         and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch._C._are_functorch_transforms_active()
     )
 
 
@@ -90,7 +90,7 @@ def is_untraced() -> bool:
 
 def is_transformed() -> bool:
     """Whether functorch or forward-mode AD is active; neither can trace into the operators."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -18,7 +18,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from contnorm.checks import auto_groups
-from contnorm.convert.detect import (
+from contnorm.detect import (
     DetectedNorm,
     TreatAs,
     detect_norm,
@@ -73,7 +73,7 @@ def convert_norm(
     mode and ``requires_grad`` are kept. State that the new norm does not have is dropped; state that the old norm did
     not have is initialized.
 
-    Layers of torch and of this package are known, and so are those of `contnorm.convert.detect`. Subclasses of these
+    Layers of torch and of this package are known, and so are those of `contnorm.detect`. Subclasses of these
     with a ``forward`` of their own may compute anything: they are refused unless ``treat_as`` says what they compute.
 
     Norms that contain an activation (``evonorm_s0``, ``frn``) are for networks that are built with them. A model is
@@ -213,7 +213,7 @@ def replacement_obstacles(model: nn.Module) -> dict[nn.Module, str]:
     """Return modules that can't be replaced: with hooks, or referred to by plain attributes, which would keep them."""
     reasons: dict[nn.Module, str] = {}
     for parent in model.modules():
-        if (compiled := parent._modules.get("_orig_mod")) is not None:
+        if isinstance(compiled := getattr(parent, "_orig_mod", None), nn.Module):
             reasons[compiled] = "it is compiled separately; convert first, then compile"
             continue
         for key, value in vars(parent).items():
