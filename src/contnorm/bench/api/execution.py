@@ -25,7 +25,6 @@ from contnorm.bench.data.registry import data_root, digits_notice, load_with_pro
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, Run, RunOptions
-from contnorm.bench.escape import escape_terminal
 from contnorm.bench.label_metrics import rows_of
 from contnorm.bench.loggers import (
     LoggedRun,
@@ -40,7 +39,7 @@ from contnorm.bench.loggers import (
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.signals import StopSignals
 from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
-from contnorm.errors import UserError, check_count
+from contnorm.errors import UserError, check_count, escape_terminal
 
 log_messages = logging.getLogger("contnorm")
 
