@@ -12,7 +12,7 @@ from torch import nn
 import contnorm as cn
 from contnorm.norms.base import NormLayer
 from contnorm.registry import NORMS
-from tests.models import FrozenBatchNorm2d, ResNet
+from tests.models import ResNet
 
 
 def trained(model: nn.Module | None = None) -> nn.Module:
@@ -152,15 +152,6 @@ def test_synchronized_layers_stay_synchronized() -> None:
     assert isinstance(cn.convert_norm(model, "gn", num_groups=2)[1], cn.GroupNorm2d)
     with pytest.raises(ValueError, match="'sn' has no synchronised form"):
         cn.convert_norm(nn.Sequential(nn.SyncBatchNorm(8)), "sn")
-
-
-def test_convert_sync_keeps_frozen_and_skips_constant_layers() -> None:
-    model = cn.freeze_stats(nn.Sequential(nn.BatchNorm2d(8), cn.CN(8, num_groups=2)))
-    cn.convert_sync(model)
-    assert "frozen, synced" in str(cn.summarize(model)) and str(cn.summarize(model)).count("frozen") == 2
-    assert cn.freeze_stats(model, False)[0].track_running_stats
-    with pytest.raises(ValueError, match="nothing to convert"):
-        cn.convert_sync(nn.Sequential(FrozenBatchNorm2d(8)))
 
 
 def test_convert_sync_supports_cn_and_bn_only() -> None:

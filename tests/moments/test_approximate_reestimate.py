@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.moments.freeze import is_frozen
 from tests.models import ResNet
 
 NORMS = ["bn", "cn"]
@@ -153,23 +152,6 @@ def test_batches_without_weight_or_samples_add_nothing() -> None:
     torch.testing.assert_close(moments(model), moments(expected))
     with pytest.raises(ValueError, match="no data reached"):
         cn.reestimate(model, iter([one, two, three]), weights=lambda batch: 0.0, exact=False)
-
-
-def test_frozen_layers_that_are_kept_normalize_with_their_moments() -> None:
-    model = deep()
-    model[0].running_mean.fill_(0.5)
-    model[0].running_var.fill_(9.0)
-    cn.freeze_stats(model[0])
-    done = cn.reestimate(model, iter(rows()), exact=False, frozen="keep")
-    assert list(done.moments) == ["3"] and is_frozen(model[0])
-    assert torch.equal(model[0].running_var, torch.full((4,), 9.0))
-    with torch.no_grad():
-        inner = model[:3].eval()(torch.cat(rows()))
-    torch.testing.assert_close(model[3].running_mean, inner.mean(0))
-    torch.testing.assert_close(model[3].running_var, inner.var(0))
-    cn.reestimate(model, iter(rows()), exact=False, frozen="lift")
-    assert is_frozen(model[0])
-    torch.testing.assert_close(model[0].running_mean, torch.cat(rows()).mean(0))
 
 
 def broken(error: Exception) -> Iterator[Tensor]:

@@ -88,17 +88,6 @@ def test_whole_weights_equal_duplicated_samples() -> None:
         torch.testing.assert_close(biased, repeated.running_var * (copies - 1) / copies, rtol=1e-10, atol=0)
 
 
-def test_equal_weights_equal_none() -> None:
-    (x, _), models = data(), [network("brn") for _ in range(2)]
-    cn.reestimate(models[0], list(x.split(7)))
-    cn.reestimate(models[1], batches(x, torch.full((SAMPLES,), 0.25)), weights=second)
-    for ours, plain in zip(models[1].buffers(), models[0].buffers(), strict=True):
-        torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-14)
-
-
-X = torch.randn(4, 3, 5, 5)
-
-
 def test_one_weighted_value_has_no_variance() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2))
     with pytest.raises(ValueError, match="one value per channel with a weight above 0"):

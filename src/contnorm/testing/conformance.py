@@ -177,6 +177,14 @@ class NormSubject:
                 cast(Any, module).auxiliary_loss()
         return y
 
+    def error_of(self, layer: nn.Module, x: Tensor) -> Exception | None:
+        """Run a layer, and return the error that it raises for wrong input; None if it raises none."""
+        try:
+            self.run(layer, x)
+        except (ValueError, TypeError, RuntimeError) as error:
+            return error
+        return None
+
     def tags(self, samples: int, is_extra: bool = False) -> AbstractContextManager[None]:
         """Open the tags of a batch: every third sample is replayed, of task 0; the others are of task 1."""
         replayed = torch.arange(samples, device=self.device) % 3 == 2
