@@ -42,11 +42,6 @@ def check_eps(eps: float) -> float:
     return float(eps)  # kernels accept only a Python float
 
 
-def check_momentum(momentum: float | Tensor) -> float | Tensor:
-    """Check the weight of a batch in the running moments. A tensor is not read, which would synchronize with it."""
-    return momentum if isinstance(momentum, Tensor) else check_number(momentum, 0, "momentum", 1)
-
-
 def check_residual(residual: Tensor | None, x: Tensor) -> Tensor | None:
     """Check that a residual has the input's shape and device; cast it to the input's dtype, which the output has."""
     if residual is not None and (residual.shape != x.shape or residual.device != x.device):

@@ -1,4 +1,7 @@
-"""User errors, as opposed to bugs. The command line prints them in one line, without a traceback."""
+"""User errors, as opposed to bugs, and text that is safe to print.
+
+The command line prints user errors in one line, without a traceback.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+
+_JOINERS = "\u200c\u200d"  # invisible letters that Indic and Persian spelling and emoji need
 
 
 class UserError(Exception):
@@ -94,3 +99,30 @@ def import_library(module: str, extra: str) -> Any:
     except ImportError as error:
         missing = (error.name or module).partition(".")[0]
         raise UserError(f'{extra}: needs {missing}. Install it with: pip install "contnorm[{extra}]"') from error
+
+
+def escape_terminal(text: str) -> str:
+    r"""Replace invisible characters, so that text can't move the cursor, set the title or reorder other text.
+
+    Example:
+        >>> print(escape_terminal("cn\x1b[2J\n"))
+        cn\x1b[2J\n
+    """
+    if text.isprintable():
+        return text
+    letters = (
+        letter if letter.isprintable() or letter in _JOINERS else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+    return "".join(letters)
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut the middle of a text that is longer than the limit.
+
+    Example:
+        >>> shorten("0123456789", 7)
+        '01...89'
+    """
+    half = (limit - 3) // 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,24 +239,6 @@ def test_resume_leaves_runs_with_own_code_to_their_command(mnist: list[str], tmp
     done = CliRunner().invoke(app, ["resume", "--data-root", mnist[3]])
     assert isinstance(done.exception, UserError) and "is code of your own" in str(done.exception)
     assert call(*typed)[0] == 0 and not unfinished_runs(Path("runs"))
-
-
-@pytest.mark.slow
-def test_signal_while_processes_work(tmp_path: Path, root: Path) -> None:
-    """The whole group gets the signal, as at a terminal: no process shows a traceback, and nothing is lost."""
-    command = [sys.executable, "-m", "contnorm", "run", "--data-root", str(root), "--runs", str(tmp_path / "runs")]
-    command += ["--norm", "bn", "--seeds", "2", "--lanes", "2", "--model", "resnet18", "--stream", "split-cifar100"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    with subprocess.Popen([*command, "--allow-missing"], **pipes) as process:  # type: ignore[call-overload]
-        deadline = time.monotonic() + 100
-        while len(list(tmp_path.rglob("run.json"))) < 2 and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.05)
-        time.sleep(1)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=100)
-    assert process.returncode == 130 and err.startswith("contnorm: stopping") and err.count("\n") == 1, err
-    assert "Run it again to continue." in out and "ACC" not in out
-    assert len(unfinished_runs(tmp_path / "runs")) == 2
 
 
 def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(

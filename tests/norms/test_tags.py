@@ -30,18 +30,12 @@ def test_contexts_nest_and_end_on_an_error() -> None:
     assert current_tags(2) is None
 
 
-def test_tags_of_another_size_are_rejected() -> None:
+def test_bad_tags_are_rejected() -> None:
     with batch_tags(tags_of([0, 1, 2])), pytest.raises(ValueError, match="input has 4 samples, but the tags are of 3"):
         current_tags(4)
-
-
-def test_bad_tags_are_rejected() -> None:
-    task = torch.zeros(3, dtype=torch.int64)
-    for replayed, message in (
-        (torch.zeros(2, dtype=torch.bool), r"shape \(2,\) and task \(3,\)"),
-        (torch.zeros(3), "Use torch.bool"),
-    ):
-        with pytest.raises(ValueError, match=message), batch_tags(BatchTags(replayed, task)):
+    for replayed in (torch.zeros(2, dtype=torch.bool), torch.zeros(3)):
+        tags = BatchTags(replayed, torch.zeros(3, dtype=torch.int64))
+        with pytest.raises(ValueError, match="replayed has"), batch_tags(tags):
             pass
 
 

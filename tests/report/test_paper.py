@@ -13,7 +13,6 @@ import pytest
 from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.records import Store, load_runs
-from contnorm.errors import UserError
 from contnorm.paper.cells import RecipeCell, cells_of
 from contnorm.paper.recipe import find_published, find_recipe, parse_recipe
 from contnorm.paper.selection import CHOSEN as CHOSEN_TITLE
@@ -300,8 +299,3 @@ def test_timed_runs_are_read_from_the_folder_of_their_recipe(tmp_path: Path) -> 
     bn, cn = ([record.seconds["train"] for record in lines[norm].measured.records.values()] for norm in ("bn", "cn32"))
     assert lines["cn32"].values == pytest.approx([100 * (c / b - 1) for b, c in zip(bn, cn, strict=True)])
     assert set(lines["bn"].values) == {0.0} and lines["bn"].comparison is None, "no verdict on what can be no other"
-
-
-def test_unknown_recipe_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown recipe 'tabel2'"):
-        sections_of(["tabel2"], load_runs(tmp_path))

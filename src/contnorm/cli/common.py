@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from contnorm.bench.escape import escape_terminal, shorten
+from contnorm.errors import escape_terminal, shorten
 
 _at_terminal = sys.stdout is not None and sys.stdout.isatty()  # stdout is None if it was closed, as by `>&-`
 console = Console(width=None if _at_terminal else 200)  # wide enough that tables in files and pipes do not wrap

@@ -19,9 +19,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from contnorm import __version__
-from contnorm.bench.escape import escape_terminal
 from contnorm.cli.common import collection_paused, console, print_error
-from contnorm.errors import UserError
+from contnorm.errors import UserError, escape_terminal
 
 # Commands with their help. A command is the function of this name in the module of this name, unless it is in _MODULES.
 COMMANDS = {

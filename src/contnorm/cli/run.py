@@ -67,7 +67,9 @@ def run(
         "keep_weights": keep_weights,
     }
     if is_sweep:
-        names = [_argument(name.strip()) for name in by.split(",")]
+        argument_of = {key: name for name, key in RUN_ARGUMENTS.items()}
+        keys = [FLAGS.get(name.strip(), name.strip()) for name in by.split(",")]
+        names = [argument_of.get(key, key) for key in keys]
         arguments |= {"validation": validation, "score": score, "by": names}
         show_result(lambda progress: bench.sweep(stream, progress=progress, **arguments), plot, json_)
         return
@@ -78,12 +80,6 @@ def run(
     show_scores(result.records, console)
     if result.diverged:
         raise UserError(" ".join(result.diverged.values()))
-
-
-def _argument(flag: str) -> str:
-    """Name of a setting in `bench.sweep`, from that of an option, such as ``batch``."""
-    key = FLAGS.get(flag, flag)
-    return next((name for name, setting in RUN_ARGUMENTS.items() if setting == key), key)
 
 
 def show_result(run: Callable[[Console], SweepResult], plot: Path | None, as_json: bool) -> None:

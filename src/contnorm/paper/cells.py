@@ -357,12 +357,6 @@ def _run_key(config: RunConfig) -> str:
     return with_numerics(config, NUMERICS[0]).hash
 
 
-def _without_weights(config: RunConfig) -> RunConfig:
-    """Settings without the hash of initial weights, which a recipe does not have."""
-    model = config.model
-    return config if model.weights_hash is None else replace(config, model=replace(model, weights_hash=None))
-
-
 class RecordIndex:
     """Records of runs by settings, precision and seed."""
 
@@ -370,7 +364,9 @@ class RecordIndex:
         self.problems = list(runs.problems)
         self._by_run: dict[str, dict[Numerics, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
         for one in sorted([*runs.records, *runs.diverged], key=lambda record: record.seed):
-            for key in {_run_key(one.config), _run_key(_without_weights(one.config))}:
+            model = replace(one.config.model, weights_hash=None)  # a recipe does not have it
+            bare = one.config if model == one.config.model else replace(one.config, model=model)
+            for key in {_run_key(one.config), _run_key(bare)}:
                 self._by_run[key][numerics_of(one.config)].setdefault(one.seed, one)
 
     def records(self, config: RunConfig, seeds: range) -> dict[int, Record]:

@@ -474,21 +474,21 @@ def recipe_status(
         recipe = find_recipe(name)
         records = RecordIndex(Store(runs_folder(recipe, runs)).load_all()) if recipe.alone else index
         sources = dict.fromkeys(cell.source for cell in cells_of(recipe))
-        places = {source: location_of(SOURCES[source], root) for source in sources}
+        places = {
+            source: location_of(SOURCES[source], root) if source in SOURCES else find_stored(source, root)
+            for source in sources
+        }
         text = ", ".join(f"{source}: {place or 'not found'}" for source, place in places.items())
-        done = _done(recipe, range(seeds), root, runs, records) if recipe.runs else "nothing to run"
+        variants = variants_of(recipe, selection := selection_of(recipe, runs))
+        cells = [one.cell for variant in (variants if selection else variants[-1:]) for one in variant.cells]
+        done, configs = "nothing to run", list(dict.fromkeys(config_of(cell, root) for cell in cells))
+        if configs:
+            numerics = records.numerics(configs, range(seeds))
+            wanted = [with_numerics(config, numerics) for config in configs]
+            found = [one for config in wanted for one in records.records(config, range(seeds)).values()]
+            diverged = sum(one.status == DIVERGED for one in found)
+            done = f"{len(found) - diverged} of {len(configs) * seeds}"
+            done += f" in {numerics}" if numerics != numerics_of(configs[0]) else ""
+            done += f", {diverged} diverged" if diverged else ""
         statuses.append(RecipeStatus(name, recipe.title, done, text or "none"))
     return statuses
-
-
-def _done(recipe: Recipe, seeds: range, root: Path, runs: Path, index: RecordIndex) -> str:
-    """Number of recorded runs in the precision of the table, of all, and of diverged runs."""
-    variants = variants_of(recipe, selection := selection_of(recipe, runs))
-    cells = [one.cell for variant in (variants if selection else variants[-1:]) for one in variant.cells]
-    configs = list(dict.fromkeys(config_of(cell, root) for cell in cells))
-    usual, numerics = numerics_of(configs[0]), index.numerics(configs, seeds)
-    found = [one for config in configs for one in index.records(with_numerics(config, numerics), seeds).values()]
-    diverged = sum(one.status == DIVERGED for one in found)
-    done = f"{len(found) - diverged} of {len(configs) * len(seeds)}"
-    done += f" in {numerics}" if numerics != usual else ""
-    return f"{done}, {diverged} diverged" if diverged else done

@@ -400,7 +400,12 @@ def _pairs(experiment: Experiment) -> tuple[Table, list[Figure]]:
     """Table and figure of the paired differences."""
     rows, differences = [], {}
     for a, b, verdict in experiment.differences:
-        name, cells = _difference_name(experiment, a, b), ["-", "-", "0", "no shared seeds"]
+        names, values = [], (experiment.values(a), experiment.values(b))
+        for one, own, others in ((a, *values), (b, *values[::-1])):  # with the settings in which they differ
+            more = ", ".join(value for value in own if value not in others)
+            names.append(f"{one.norm} ({more})" if more else one.norm)
+        name = " minus ".join(names)
+        cells = ["-", "-", "0", "no shared seeds"]
         if verdict is not None:
             differences[name] = list(verdict.differences.values())
             interval, seeds = verdict.interval or verdict.uncorrected, verdict.seeds or len(verdict.differences)
@@ -451,16 +456,6 @@ def _rates(experiment: Experiment) -> tuple[Table, list[Figure]]:
     draw = partial(score_by_rate, shown, title, f"{experiment.title_of_score} (percent)")
     heads = ["norm", *(f"lr={rate:g}" for rate in experiment.rates)]
     return Table(title, heads, rows, folded=True), [draw] if len(experiment.rates) > 1 else []
-
-
-def _difference_name(experiment: Experiment, a: Setting, b: Setting) -> str:
-    """Both norms, with the settings in which they differ."""
-    texts = {id(one): experiment.values(one) for one in (a, b)}
-    words = []
-    for one, other in ((a, b), (b, a)):
-        own = [value for value in texts[id(one)] if value not in texts[id(other)]]
-        words.append(f"{one.norm} ({', '.join(own)})" if own else one.norm)
-    return " minus ".join(words)
 
 
 def _notes(experiment: Experiment) -> Iterator[str]:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contnorm.bench.escape import escape_terminal, shorten
 from contnorm.bench.figures import COLORS, MARKERS, curve_with_band
 from contnorm.bench.stats import t_interval
+from contnorm.errors import escape_terminal, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,10 +15,9 @@ from contnorm.bench.api.stream import Stream
 from contnorm.bench.api.sweep import check_score
 from contnorm.bench.comparison import Experiment, check_experiments, compare
 from contnorm.bench.engine.run import Run
-from contnorm.bench.escape import escape_terminal
 from contnorm.bench.records import Record
 from contnorm.bench.sequential import ALPHA, FIRST_SEED, MARGIN, MAX_SEEDS, Verdict, check_rule, looks_up_to
-from contnorm.errors import UserError
+from contnorm.errors import UserError, escape_terminal
 
 
 def decide(

@@ -25,7 +25,6 @@ from contnorm.bench.data.registry import data_root, digits_notice, load_with_pro
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, Run, RunOptions
-from contnorm.bench.escape import escape_terminal
 from contnorm.bench.label_metrics import rows_of
 from contnorm.bench.loggers import (
     LoggedRun,
@@ -40,7 +39,7 @@ from contnorm.bench.loggers import (
 from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.signals import StopSignals
 from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
-from contnorm.errors import UserError, check_count
+from contnorm.errors import UserError, check_count, escape_terminal
 
 log_messages = logging.getLogger("contnorm")
 
@@ -279,6 +278,7 @@ def run_runs(
     if logs is not None:
         options = replace(options, log_every=logs.every)
         observers.append(logs.log_event)
+    say: Callable[[str], None] = log_messages.debug if progress is None else progress.print
     with StopSignals() as signals, progress or nullcontext(), logs or nullcontext():
         stop = partial(any, (signals, errors))
         try:
@@ -293,7 +293,7 @@ def run_runs(
                     errors += _call(on_task_done, event, runs, options)
         except KeyboardInterrupt as interrupt:
             message, number = f"stopped at once. {hint}", (signals.received or [signal.SIGINT])[-1]
-            log_messages.info(message) if progress is None else progress.print(message)
+            say(message)
             raise RunInterrupted(message, number) from interrupt
     for error in errors:
         if isinstance(error, StopRun) and error.discard and options.runs is not None:
@@ -304,7 +304,8 @@ def run_runs(
     unfinished = sum(run not in ended or ended[run].kind == "stopped" for run in runs)
     if signals and unfinished:
         message = f"stopped with {unfinished} of {len(runs)} runs unfinished. {hint}"
-        log_messages.warning(message) if progress is None else progress.print(message)
+        silent = progress is None and signals.received[0] == signal.SIGTERM  # for which Python prints no message
+        say(message) if not silent else log_messages.warning(message)
         raise RunInterrupted(message, signals.received[0])
     return ended
 

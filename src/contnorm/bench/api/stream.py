@@ -24,7 +24,6 @@ from contnorm.bench.config.schema import RunConfig, flatten_settings, from_dict,
 from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
 from contnorm.bench.data.dataset import ArraySource, Source, find_stored, list_stored, read_manifest
 from contnorm.bench.data.registry import data_root, load_source
-from contnorm.bench.escape import html_table
 from contnorm.bench.plan import Plan, make_plan
 from contnorm.bench.records import LARGEST_SEED
 from contnorm.bench.strategies import build_strategy
@@ -424,9 +423,11 @@ class Stream:
             names = ", ".join(str(name) for name in task.classes[:MOST_SHOWN])
             names += ", ..." if len(task.classes) > MOST_SHOWN else ""
             rows.append((task.index, names, f"{len(task.train):,}", f"{len(task.test):,}"))
-        table = html_table(("task", "classes", "training samples", "test samples"), rows)
+        heads = "".join(f"<th>{name}</th>" for name in ("task", "classes", "training samples", "test samples"))
+        lines = ("".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows)
+        table = "".join(f"<tr>{line}</tr>" for line in (heads, *lines))
         rest = f"<p>... {self.num_tasks} tasks</p>" if self.num_tasks > MOST_SHOWN else ""
-        return f"<p>{html.escape(repr(self))}</p>{table}{rest}"
+        return f"<p>{html.escape(repr(self))}</p><table>{table}</table>{rest}"
 
 
 def _read_samples(dataset: Any) -> tuple[np.ndarray, list[Any]]:

@@ -19,8 +19,7 @@ import pydantic
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from contnorm.bench.escape import shorten
-from contnorm.errors import UserError, unknown, usable
+from contnorm.errors import UserError, shorten, unknown, usable
 
 RUN_ARGUMENTS = {
     "norm": "norm.name",

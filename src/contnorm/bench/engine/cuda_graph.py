@@ -59,9 +59,10 @@ class _EagerStepper:
         self.trainers = trainers
 
     def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
-        last_check = time.monotonic()
+        last_check, losses = time.monotonic(), [torch.empty(())] * len(self.trainers)
         for _ in range(steps):
-            losses = [trainer.step() for trainer in self.trainers]
+            for number, trainer in enumerate(self.trainers):
+                losses[number] = trainer.step()
             if time.monotonic() - last_check > ASK_EVERY:  # for slow steps only: the caller checks after fast ones
                 last_check = time.monotonic()
                 if stop():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -165,10 +165,8 @@ class Work:
     options: RunOptions
     prepare: Callable[[str], object] | None = None
     components: Sequence[Component] = ()
-
-    def __post_init__(self) -> None:
-        self._plans: dict[str, PlanCache] = {}
-        self._images: dict[str, DeviceImages] = {}
+    _plans: dict[str, PlanCache] = field(default_factory=dict, init=False)
+    _images: dict[str, DeviceImages] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         options = replace(self.options, launcher=None)
