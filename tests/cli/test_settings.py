@@ -10,7 +10,8 @@ import pytest
 
 from contnorm import bench
 from contnorm.bench.config.defaults import apply_defaults
-from contnorm.bench.config.schema import MAX_SEEDS, from_dict, with_setting
+from contnorm.bench.config.schema import from_dict, with_setting
+from contnorm.bench.rng import MAX_SEEDS
 from contnorm.cli import run as run_command
 from contnorm.cli.main import app
 from contnorm.errors import UserError
