@@ -89,14 +89,6 @@ def test_page_states_the_seeds_that_a_verdict_needs() -> None:
     assert f"For a difference of 1 point, expect {one} seeds; for half a point, {half}" in page
 
 
-def test_text_outside_of_the_parts_is_kept(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- made: speed -->\nold\n<!-- end -->\nafter")
-    text = pages.filled(page)
-    assert text.startswith("before\n<!-- made: speed -->\n**Speed**") and text.endswith("<!-- end -->\nafter")
-    assert "old" not in text
-
-
 def test_site_shows_the_figure_of_its_scheme() -> None:
     """The hook turns each generated picture into two images, and leaves none."""
     pytest.importorskip("mkdocs", reason="mkdocs is not installed")

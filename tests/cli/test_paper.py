@@ -324,17 +324,6 @@ def test_recipe_without_runs_shows_its_note(name: str, tmp_path: Path, console: 
         run_table(name, TableOptions(data_root=tmp_path, runs=tmp_path))
 
 
-def test_list_of_one_recipe(tmp_path: Path, console: Console) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        'title = "my own"\n[scores]\nacc = "acc"\n'
-        '[[runs]]\nstreams = ["split-mnist"]\nstrategies = ["single"]\nnorms = ["bn", "none"]\n'
-    )
-    show_recipes(3, tmp_path, tmp_path / "runs", console, str(path))
-    output = printed(console)
-    assert re.search(r"mine\.toml +0 of 6 +my own", output) and "table1" not in output
-
-
 def test_list_counts_runs_and_names_data(tmp_path: Path, console: Console) -> None:
     small_mnist(tmp_path)
     show_recipes(5, tmp_path, RECORDS, console)

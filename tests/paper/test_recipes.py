@@ -115,19 +115,6 @@ def test_recipes_share_runs(tmp_path: Path) -> None:
     assert hashes("table8", norm="cn", stream="cocoseq") < hashes("table5", norm="cn")
 
 
-def test_selected_settings_apply_to_matching_cells(tmp_path: Path) -> None:
-    more = '\n[[selected]]\nwhere = { norm = "gn" }\nsettings = { train = { lr = 0.1 } }\n'
-    text = SMALL.replace('"bn"', '"bn", "gn"')
-    rates = {c.norm: config_of(c, tmp_path).train.lr for c in cells_of(parse_recipe("x", text + more, "x.toml"))}
-    assert rates == {"bn": 0.03, "gn": 0.1}
-
-
-def test_recipe_with_published_numbers() -> None:
-    more = '[[published]]\ndataset = "split-mnist"\nstrategy = "er"\nnorm = "bn"\nvalues = { acc = [91.0, 0.5] }\n'
-    (cell,) = cells_of(parse_recipe("x", SMALL + more, "x.toml"))
-    assert (cell.published["acc"].mean, cell.published["acc"].std) == (91.0, 0.5)
-
-
 CLAIM = 'norms = ["bn"]\n[[claims]]\nsays = "x"\nscore = "acc"\n'
 ROW = 'norms = ["bn"]\n[[published]]\ndataset = "split-mnist"\nstrategy = "er"\nnorm = "bn"\n'
 
@@ -160,11 +147,6 @@ ROW = 'norms = ["bn"]\n[[published]]\ndataset = "split-mnist"\nstrategy = "er"\n
 def test_mistake_in_recipe_is_found(old: str, new: str, place: str) -> None:
     with pytest.raises(UserError, match=rf"x\.toml: .*{place}"):
         parse_recipe("x", SMALL.replace(old, new, 1), "x.toml")
-
-
-def test_unknown_recipe() -> None:
-    with pytest.raises(UserError, match=r"unknown recipe 'tabel1'\. Did you mean 'table1'"):
-        find_recipe("tabel1")
 
 
 @pytest.mark.parametrize(

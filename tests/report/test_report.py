@@ -66,11 +66,6 @@ def test_details_repeat_the_run(report: Report) -> None:
     assert "--stream" in command and "--seeds" in command and "Versions: contnorm" in text
 
 
-def test_runs_in_no_table_are_counted_with_the_reason(runs: Path) -> None:
-    lead = collect_report(runs, ["table2"]).lead
-    assert any("Not counted in any table: " in line and "in a precision that no table counts" in line for line in lead)
-
-
 def test_runs_are_sorted_and_diverged_ones_are_noted(tmp_path: Path) -> None:
     make_records(find_recipe("table10"), tmp_path, seeds=2, only=lambda cell: "cifar" in cell.place["stream"])
     config = load_runs(tmp_path).records[0].config
