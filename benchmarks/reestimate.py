@@ -1,7 +1,7 @@
 """Seconds to re-estimate running moments from data, as a record.
 
 Run: ``python benchmarks/reestimate.py docs/records/reestimate-cpu.json``, or on a GPU
-``python benchmarks/reestimate.py docs/records/reestimate-nvidia-h200.json --device cuda``.
+``python benchmarks/reestimate.py FILE.json --device cuda``.
 
 ``update_bn`` is torch's function, whose moments are approximate; ``once`` is ``reestimate(exact=False)``; ``passes`` is
 ``reestimate`` of batches without a length, which it reads once per depth of norm layers; ``sweep`` is ``reestimate`` of

@@ -8,7 +8,7 @@ Example:
 """
 
 from contnorm.norms.activation import evonorm_s0, filter_response_norm
-from contnorm.norms.balanced import balanced_batch_norm, task_balanced_batch_norm
+from contnorm.norms.balanced import adaptive_balance_norm, task_balanced_batch_norm
 from contnorm.norms.batch import batch_norm, batch_renorm
 from contnorm.norms.continual import continual_norm
 from contnorm.norms.group import group_norm, instance_norm, layer_norm
@@ -16,7 +16,7 @@ from contnorm.norms.robust import instance_aware_batch_norm, robust_batch_norm
 from contnorm.norms.switchable import switch_norm
 
 __all__ = [
-    "balanced_batch_norm",
+    "adaptive_balance_norm",
     "batch_norm",
     "batch_renorm",
     "continual_norm",

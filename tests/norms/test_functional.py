@@ -100,7 +100,7 @@ def test_empty_environment_variable_means_auto(monkeypatch: pytest.MonkeyPatch) 
         (F.batch_renorm, {"r_max": 0.5}),
         (F.batch_renorm, {"d_max": -1}),
         (F.instance_aware_batch_norm, {"k": -1}),
-        (F.balanced_batch_norm, {"sample_weight": torch.ones(4)}),
+        (F.adaptive_balance_norm, {"sample_weight": torch.ones(4)}),
         (F.task_balanced_batch_norm, {"stream_size": 3, "parts": 2}),
     ],
     ids=lambda value: value.__name__ if callable(value) else next(iter(value)),

@@ -15,8 +15,7 @@ from contnorm.bench.stats import t_interval
 from contnorm.paper.cells import cells_of
 from contnorm.paper.claims import CellComparison, comparisons_of, published_values
 from contnorm.paper.recipe import Claim, Recipe, find_published, find_recipe, published, recipe_names
-from contnorm.paper.tables import compare_published
-from contnorm.paper.text import verdict_text
+from contnorm.paper.tables import compare_published, verdict_text
 
 CIFAR100, MINI = "split-cifar100", "split-mini-imagenet"
 

@@ -13,6 +13,7 @@ import pytest
 from contnorm.bench.config.defaults import complete
 from contnorm.bench.config.schema import merge_settings
 from contnorm.bench.records import Store, load_runs
+from contnorm.bench.text import spread
 from contnorm.paper.cells import RecipeCell, cells_of
 from contnorm.paper.recipe import find_published, find_recipe, parse_recipe
 from contnorm.paper.selection import CHOSEN as CHOSEN_TITLE
@@ -27,7 +28,6 @@ from contnorm.paper.selection import (
     with_selection,
 )
 from contnorm.paper.tables import compare_published, lines_of
-from contnorm.paper.text import spread
 from contnorm.report.paper import Section, claims_document, section_document, sections_of, table_title
 from contnorm.report.report import collect_report
 from contnorm.report.tables import markdown

@@ -13,9 +13,9 @@ import pytest
 
 from contnorm.bench.figures import COLORS
 from contnorm.bench.records import Store, load_runs
+from contnorm.bench.text import spread
 from contnorm.errors import UserError
 from contnorm.paper.recipe import find_recipe
-from contnorm.paper.text import spread
 from contnorm.report import tables as figures
 from contnorm.report.report import Report, collect_report, write_report
 from contnorm.report.runs import run_details, score_tables

@@ -17,8 +17,8 @@ from contnorm.bench.selection import SHORT_KEYS, setting_keys
 from contnorm.bench.sequential import (
     ALPHA,
     FIRST_SEED,
+    LAST_LOOK,
     MARGIN,
-    MAX_SEEDS,
     Verdict,
     decide_differences,
     with_chance,
@@ -72,7 +72,7 @@ def compare(
     margin: float = MARGIN,
     cases: int = 1,
     alpha: float = ALPHA,
-    max_seeds: int = MAX_SEEDS,
+    max_seeds: int = LAST_LOOK,
     first_seed: int | None = None,
 ) -> Verdict:
     """Compare two experiments: a score of ``a`` minus that of ``b``, paired over the seeds that both have.

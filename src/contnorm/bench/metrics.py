@@ -249,6 +249,16 @@ SCORE_TITLES |= {"c_f1": "C-F1", "o_f1": "O-F1", "map": "mAP", "fm_c_f1": "FM C-
 SCORE_TITLES |= {"fm_map": "FM mAP"}
 
 
+def score_title(name: str) -> str:
+    """Name of a score in a sentence or a table.
+
+    Example:
+        >>> score_title("acc"), score_title("aia"), score_title("fm_mammoth")
+        ('ACC', 'mean over the stream', 'fm_mammoth')
+    """
+    return SCORE_TITLES.get(name, name)
+
+
 def score(matrix: AccuracyMatrix, name: str) -> float:
     """Compute a score by name, in percent.
 

@@ -40,6 +40,7 @@ from contnorm.bench.config.defaults import resolved_settings
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.label_metrics import LABEL_SCORES, LabelMatrix, label_score, rows_of
 from contnorm.bench.metrics import SCORES, AccuracyMatrix, score
+from contnorm.bench.rng import LARGEST_SEED
 from contnorm.bench.selection import IDENTITY, conditions_of, setting_keys
 from contnorm.errors import UserError, unknown, usable
 
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("contnorm")
 
 SCHEMA = 3
-LARGEST_SEED = 2**64 - 1
 FINISHED: Literal["finished"] = "finished"
 DIVERGED: Literal["diverged"] = "diverged"
 ARCHIVES = (".jsonl.gz", ".jsonl")

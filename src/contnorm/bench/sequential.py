@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import html
 import math
+import sys
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from contnorm.bench.metrics import SCORE_TITLES
+from contnorm.bench.metrics import score_title
 from contnorm.bench.stats import (
     FEWEST_SEEDS,
     POWER,
@@ -56,8 +57,9 @@ ALPHA = 0.05
 MARGIN = 1.0
 MOST_CASES = 1_000_000  # beyond, levels are too close to 1 for a quantile
 FIRST_SEED = 100  # lower seeds are exploratory: settings were chosen with them
+FRESH_SEEDS = range(FIRST_SEED, sys.maxsize)
 LOOKS = tuple(range(16, 129, 8))
-MAX_SEEDS = LOOKS[-1]
+LAST_LOOK = LOOKS[-1]
 SPENT = 0.95  # of alpha, by the last look; the rest covers that critical values of t statistics are approximate
 SKEWED = 1.5  # skewness beyond which simulated error rates exceed alpha; see docs/concepts/deciding.md
 _NODES = 128  # of the numerical integration; critical values change by less than 1e-8 with more
@@ -79,7 +81,7 @@ def nominal_levels(sizes: tuple[int, ...], alpha: float = ALPHA) -> tuple[float,
         >>> [round(level, 4) for level in nominal_levels((16, 24, 32))]
         [0.0059, 0.0047, 0.0053]
     """
-    return crossing_levels(sizes, [SPENT * alpha * size / MAX_SEEDS for size in sizes])
+    return crossing_levels(sizes, [SPENT * alpha * size / LAST_LOOK for size in sizes])
 
 
 def crossing_levels(sizes: Sequence[float], spent: Sequence[float]) -> tuple[float, ...]:
@@ -190,7 +192,7 @@ class Verdict:
     at_chance: Verdict | None = None
     without_pair: frozenset[int] = frozenset()
     first_seed: int = FIRST_SEED
-    max_seeds: int = MAX_SEEDS
+    max_seeds: int = LAST_LOOK
     share: float = 1.0
 
     @property
@@ -235,7 +237,7 @@ class Verdict:
             return ""
         needed = {d: seeds_for_difference(std, d, self.cases, alpha=self.alpha) for d in (0.5, 1.0, 2.0)}
         parts = [
-            f"{d:g} {'point' if d == 1 else 'points'} {seeds or f'over {MAX_SEEDS}'}" for d, seeds in needed.items()
+            f"{d:g} {'point' if d == 1 else 'points'} {seeds or f'over {LAST_LOOK}'}" for d, seeds in needed.items()
         ]
         return (
             f"Seeds needed for a true difference of {', '.join(parts)} (probability {POWER:g}; the differences of "
@@ -291,23 +293,13 @@ class Verdict:
         return ", ".join(parts)
 
 
-def score_title(name: str) -> str:
-    """Name of a score in a sentence or a table.
-
-    Example:
-        >>> score_title("acc"), score_title("aia"), score_title("fm_mammoth")
-        ('ACC', 'mean over the stream', 'fm_mammoth')
-    """
-    return SCORE_TITLES.get(name, name)
-
-
 def decide_differences(
     differences: Mapping[int, float] | Sequence[float],
     *,
     cases: int = 1,
     margin: float = MARGIN,
     alpha: float = ALPHA,
-    max_seeds: int = MAX_SEEDS,
+    max_seeds: int = LAST_LOOK,
     diverged: Collection[int] = (),
     first_seed: int = FIRST_SEED,
     score: str = "score",
@@ -427,7 +419,7 @@ def with_chance(scores: Mapping[int, float], diverged: Collection[int], chance: 
     return {**scores, **dict.fromkeys(diverged, chance)}
 
 
-def check_rule(*, cases: int = 1, margin: float = MARGIN, alpha: float = ALPHA, max_seeds: int = MAX_SEEDS) -> None:
+def check_rule(*, cases: int = 1, margin: float = MARGIN, alpha: float = ALPHA, max_seeds: int = LAST_LOOK) -> None:
     """Check the arguments of the rule.
 
     Raises:
@@ -478,7 +470,7 @@ class Reach(NamedTuple):
 
 
 def reach(
-    std: float, margin: float = MARGIN, cases: int = 1, max_seeds: int = MAX_SEEDS, alpha: float = ALPHA
+    std: float, margin: float = MARGIN, cases: int = 1, max_seeds: int = LAST_LOOK, alpha: float = ALPHA
 ) -> Reach:
     """Return the half width of the interval of the last allowed look, and whether it fits in the margin.
 

@@ -16,15 +16,15 @@ from contnorm.bench.config.defaults import differences, run_names
 from contnorm.bench.config.schema import format_value
 from contnorm.bench.data.dataset import not_comparable
 from contnorm.bench.label_metrics import LABEL_SCORES
-from contnorm.bench.metrics import MAIN_SCORES
+from contnorm.bench.metrics import MAIN_SCORES, score_title
 from contnorm.bench.records import Runs, Store, group_by_run
 from contnorm.bench.selection import has_operator, value_of
-from contnorm.bench.sequential import MARGIN, Verdict, score_title
+from contnorm.bench.sequential import MARGIN, Verdict
 from contnorm.bench.stats import t_interval
+from contnorm.bench.text import digits_remarks, spread
 from contnorm.cli.common import RunsFolder, Where, print_error, print_lines, print_text, show_rows
 from contnorm.cli.show import load_selection
 from contnorm.errors import UserError
-from contnorm.paper.text import digits_remarks, spread
 from contnorm.report.runs import divergence_lines
 
 HOW = (

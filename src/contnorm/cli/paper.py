@@ -14,9 +14,10 @@ from rich.console import Console
 
 from contnorm import bench
 from contnorm import paper as api
-from contnorm.bench.config.schema import check_seeds, field_of
+from contnorm.bench.config.schema import field_of
 from contnorm.bench.data.registry import ENVIRONMENT, data_root
-from contnorm.bench.sequential import MARGIN, MAX_SEEDS
+from contnorm.bench.rng import check_seeds
+from contnorm.bench.sequential import LAST_LOOK, MARGIN
 from contnorm.cli.common import console, print_error, print_lines, print_text, show_rows
 from contnorm.cli.options import run_options, takes_options
 from contnorm.errors import UserError
@@ -61,7 +62,7 @@ def paper(
         typer.Option("--until-decided", help="Run fresh seeds, from 100 on, until each claim is decided."),
     ] = False,
     margin: Annotated[float, typer.Option(help="Largest difference in points that counts as equivalent.")] = MARGIN,
-    max_seeds: Annotated[int, typer.Option(help="Limit of fresh seeds for --until-decided.")] = MAX_SEEDS,
+    max_seeds: Annotated[int, typer.Option(help="Limit of fresh seeds for --until-decided.")] = LAST_LOOK,
 ) -> None:
     """Reproduce a table or figure of the paper: run what is missing, compare with the published numbers.
 

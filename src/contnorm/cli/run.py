@@ -14,12 +14,13 @@ import typer
 from rich.console import Console
 
 from contnorm import bench
-from contnorm.bench.config.schema import RUN_ARGUMENTS, check_seed, check_seeds, format_value
+from contnorm.bench.config.schema import RUN_ARGUMENTS, format_value
+from contnorm.bench.rng import check_seed, check_seeds
+from contnorm.bench.text import spread
 from contnorm.cli.common import collection_paused, console, print_lines, print_text, show_rows
 from contnorm.cli.options import EXECUTION, FLAGS, load_stream, takes_options
 from contnorm.cli.show import show_scores
 from contnorm.errors import UserError
-from contnorm.paper.text import spread
 
 if TYPE_CHECKING:
     from contnorm.bench import SweepResult

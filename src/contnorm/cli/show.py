@@ -15,10 +15,10 @@ from contnorm.bench.config.defaults import run_names
 from contnorm.bench.config.schema import format_value
 from contnorm.bench.records import Record, Runs, Store
 from contnorm.bench.selection import SHORT_KEYS, no_match, resolve_key
+from contnorm.bench.text import spread
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.cli.common import RunsFolder, Where, console, print_error, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown
-from contnorm.paper.text import spread
 from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables
 from contnorm.report.tables import Document, Table, markdown
 

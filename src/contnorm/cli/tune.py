@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from contnorm import bench, paper
-from contnorm.bench.config.schema import check_seeds
+from contnorm.bench.rng import check_seeds
 from contnorm.cli.common import console, print_lines, print_text, show_rows
 from contnorm.cli.options import EXECUTION, load_stream, run_options, takes_options
 from contnorm.cli.run import JsonFlag, PlotFile, ScoreName, show_result

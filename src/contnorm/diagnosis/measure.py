@@ -152,7 +152,8 @@ class Diagnosis:
             past = f"of the {forgotten:.1f} points forgotten" if forgotten > 0 else "points, and nothing was forgotten"
             effect = f"{recovered:.1f} {past}"
         interval = _interval(self.recovered_interval, f" over {len(self.seeds)} seeds")
-        last = f"the last task {'gains' if change > 0 else 'loses'} {abs(change):.1f} points"
+        last = f"{'gains' if change > 0 else 'loses'} {abs(change):.1f} points"
+        last = f"the last task {'does not change' if abs(change) < 0.05 else last}"
         drifts = [(getattr(x.running_oracle, f"{k}_scaled"), x.layer, k) for x in self.layers for k in ("mean", "var")]
         drift, name, kind = max(drifts, key=lambda entry: entry[0])
         layer, kind = f"layer {name}" if name else "the model itself", "mean" if kind == "mean" else "variance"

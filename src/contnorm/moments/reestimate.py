@@ -530,6 +530,8 @@ class Lockstep:
                     raise StopForward
                 self.index = index
 
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing the compiler takes seconds
+            return hook
         untraced: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
         return untraced
 

@@ -57,7 +57,7 @@ from contnorm.tags import BatchTags, current_tags
 # --- AdaB2N ----------------------------------------------------------------------------------------------------------
 
 
-def balanced_batch_norm(
+def adaptive_balance_norm(
     x: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -83,10 +83,10 @@ def balanced_batch_norm(
 
     Example:
         >>> x = torch.tensor([[0.0], [4.0]])
-        >>> balanced_batch_norm(x, sample_weight=torch.tensor([0.5, 0.5]), training=True, eps=1e-12)
+        >>> adaptive_balance_norm(x, sample_weight=torch.tensor([0.5, 0.5]), training=True, eps=1e-12)
         tensor([[-1.],
                 [ 1.]])
-        >>> balanced_batch_norm(x, sample_weight=torch.tensor([0.8, 0.2]), training=True, eps=1e-12)
+        >>> adaptive_balance_norm(x, sample_weight=torch.tensor([0.8, 0.2]), training=True, eps=1e-12)
         tensor([[-0.5000],
                 [ 2.0000]])
     """

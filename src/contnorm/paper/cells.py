@@ -20,8 +20,7 @@ from contnorm.bench.metrics import acc_so_far, score
 from contnorm.bench.records import DIVERGED, Record, Runs
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
-from contnorm.paper.recipe import DIMENSIONS, VIEWS, PublishedNumber, Recipe, RunGrid, View, published
-from contnorm.paper.text import drift_parts
+from contnorm.paper.recipe import DIMENSIONS, VIEWS, PublishedNumber, Recipe, RunGrid, View, drift_parts, published
 from contnorm.registry import find_norm, numbered_name
 
 OF_NORM = ("groups", "momentum", "schedule", "freeze_after")  # dimensions that belong to the norm of a cell
@@ -156,6 +155,28 @@ def _is_of(number: PublishedNumber, place: Mapping[str, Any]) -> bool:
             for key in ("groups", "buffer", "setting")
         )
     )
+
+
+def place_title(place: Mapping[str, Any]) -> str:
+    """Heading of the cells of a table that share a place.
+
+    Example:
+        >>> place_title({"stream": "split-mnist", "strategy": "er", "buffer": 50, "tasks": None, "setting": "task"})
+        'split-mnist, er, buffer 50, task-incremental'
+        >>> place_title({"stream": "cocoseq", "labels": "minority"}), place_title({"labels": "overall"})
+        ('cocoseq, minority classes', 'all classes')
+    """
+    templates = {
+        "stream": "{}",
+        "strategy": "{}",
+        "forward": "{} forward",
+        "tasks": "{} tasks",
+        "setting": "{}-incremental",
+        "labels": "{} classes",
+    }
+    known = {key: value for key, value in place.items() if value is not None}
+    known.update({"labels": "all"} if known.get("labels") == "overall" else {})
+    return ", ".join(templates.get(key, f"{key} {{}}").format(value) for key, value in known.items())
 
 
 def matches(place: Mapping[str, Any], wanted: Mapping[Any, Any]) -> bool:

@@ -21,9 +21,9 @@ from contnorm.bench.comparison import chance_level
 from contnorm.bench.records import spread_over_seeds
 from contnorm.bench.sequential import (
     FIRST_SEED,
+    LAST_LOOK,
     LOOKS,
     MARGIN,
-    MAX_SEEDS,
     Verdict,
     decide_differences,
     decide_family,
@@ -33,8 +33,7 @@ from contnorm.bench.sequential import (
 )
 from contnorm.bench.stats import Interval, PairedDifference, summarize_differences, variance_ratio_interval
 from contnorm.paper.cells import MeasuredCell, RecipeCell, cells_of, comparable, matches
-from contnorm.paper.recipe import Claim, PublishedNumber, Recipe
-from contnorm.paper.text import drift_parts
+from contnorm.paper.recipe import Claim, PublishedNumber, Recipe, drift_parts
 
 DETERMINISTIC = ("parameters",)  # scores that are equal for all seeds, so that they need no interval
 CaseOutcome = Literal["holds", "does not hold", "equivalent", "undecided"]
@@ -147,6 +146,44 @@ class ClaimCase:
     note: str = ""
     is_ratio: bool = False
 
+    @property
+    def outcome_text(self) -> str:
+        """Outcome with the verdict on the difference, and what the case lacks.
+
+        Example:
+            >>> ClaimCase("", 8, "holds", None, None, "higher, within the margin").outcome_text
+            'holds (higher, within the margin)'
+            >>> ClaimCase("", 8, "undecided", None, None, "undecided", "would need about 64 seeds").outcome_text
+            'undecided (would need about 64 seeds)'
+        """
+        more = "; ".join(filter(None, ["" if self.verdict == self.outcome else self.verdict, self.note]))
+        return f"{self.outcome} ({more})" if more else self.outcome
+
+    @property
+    def no_interval_reason(self) -> str:
+        """Reason why there is no interval.
+
+        Example:
+            >>> ClaimCase("cn against bn", 0, "undecided", None, None).no_interval_reason
+            'no values in the records'
+        """
+        if self.note:  # says it
+            return f"{self.seeds} seed{'' if self.seeds == 1 else 's'}"
+        return {0: "no values in the records", 1: "one seed"}.get(self.seeds, "no variation over seeds")
+
+    @property
+    def numbers(self) -> tuple[str, str]:
+        """Text of the difference and the interval; for spreads the interval of their ratio.
+
+        Example:
+            >>> pair = summarize_differences([1.0, 2.0, 3.0])
+            >>> ClaimCase("cn against bn", 3, "undecided", pair, pair.t).numbers
+            ('+2.00', '-0.48 to +4.48')
+        """
+        if self.is_ratio and self.interval is not None:
+            return "-", f"ratio of variances {self.interval.low:.2f} to {self.interval.high:.2f}"
+        return "-" if self.paired is None else f"{self.paired.mean:+.2f}", str(self.interval or "-")
+
 
 @dataclass(frozen=True)
 class ClaimResult:
@@ -191,6 +228,24 @@ class ClaimResult:
         seeds = f"{counts[0]} seed{'' if counts == [1] else 's'}"
         return f"{self.evidence}: {seeds if len(counts) == 1 else f'{counts[0]} to {counts[-1]} seeds'}"
 
+    def outcome_text(self, *, complete: bool = True) -> str:
+        """Outcome, and whether it is of a part of the cells.
+
+        By fresh seeds, that is so if some cases were not run; by exploratory ones, if the table is not ``complete``.
+        """
+        whole = not self.not_run if self.evidence == "staged" else complete
+        return self.outcome + ("" if whole else ", of what is run")
+
+    def title(self, *, complete: bool = True) -> str:
+        """Outcome, evidence and text of the claim; ``complete`` is False if some cells of its table are not run.
+
+        Example:
+            >>> ClaimResult(Claim("cn over bn", "above", "acc"), "holds", (), "staged", ("cn against bn",)).title()
+            'HOLDS, of what is run (staged: 0 seeds): cn over bn (acc)'
+        """
+        outcome = self.outcome_text(complete=complete).replace(self.outcome, self.outcome.upper(), 1)
+        return f"{outcome} ({self.evidence_text}): {self.claim.says} ({self.claim.criterion})"
+
 
 @dataclass(frozen=True)
 class StagedRule:
@@ -202,7 +257,7 @@ class StagedRule:
     """
 
     margin: float = MARGIN
-    max_seeds: int = MAX_SEEDS
+    max_seeds: int = LAST_LOOK
 
 
 def decide_claims(

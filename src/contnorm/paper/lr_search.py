@@ -15,11 +15,12 @@ from rich.console import Console
 
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.api.execution import run_missing
-from contnorm.bench.config.schema import RunConfig, check_seeds
+from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import data_root
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.grid import LineSearch, Refine
 from contnorm.bench.records import DIVERGED, Store
+from contnorm.bench.rng import check_seeds
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError
 from contnorm.paper.cells import RecipeCell, RecordIndex, cells_of, filter_cells, numerics_of, with_numerics

@@ -21,12 +21,13 @@ from contnorm.bench.components import is_user_code
 from contnorm.bench.config.defaults import apply_defaults, refuse_code
 from contnorm.bench.config.schema import from_dict, parse_toml, read_toml_text, show_value
 from contnorm.bench.label_metrics import LABEL_SCORES
-from contnorm.bench.metrics import SCORES
+from contnorm.bench.metrics import SCORES, score_title
 from contnorm.bench.strategies import STRATEGIES
 from contnorm.errors import UserError, unknown
-from contnorm.paper.text import DRIFT, OTHER_TITLES, drift_parts
 from contnorm.registry import find_norm
 
+DRIFT = ("drift_mean_1", "drift_mean_2", "drift_var_1", "drift_var_2")  # later layers have higher numbers
+OTHER_TITLES = {"extra_time": "time over BN, %", "acc_so_far": "ACC so far", "parameters": "parameters"}
 RUNS = 5  # number of runs behind the paper's means and standard deviations
 Mean = Annotated[float, Field(ge=-1e12, le=1e12)]
 Deviation = Annotated[float, Field(ge=0, le=1e12)]  # its square must be finite
@@ -117,6 +118,28 @@ def find_published(**wanted: Any) -> list[PublishedNumber]:
         [67.48]
     """
     return [one for one in published() if all(getattr(one, key) == wanted[key] for key in wanted)]
+
+
+def drift_parts(name: str) -> tuple[str, int] | None:
+    """Moment and index of the norm layer of a drift score, counted from 0; None for other scores.
+
+    Example:
+        >>> drift_parts("drift_var_2"), drift_parts("acc")
+        (('var', 1), None)
+    """
+    match = re.fullmatch(r"drift_(mean|var)_([1-9]\d*)", name)
+    return (match[1], int(match[2]) - 1) if match else None
+
+
+def column_title(name: str) -> str:
+    """Column title of a score of a recipe; forgetting scores other than the paper's keep their name.
+
+    Example:
+        >>> column_title("fm"), column_title("fm_mammoth"), column_title("drift_var_2")
+        ('FM', 'fm_mammoth', 'var of layer 2')
+    """
+    parts = drift_parts(name)
+    return f"{parts[0]} of layer {parts[1] + 1}" if parts else OTHER_TITLES.get(name, score_title(name))
 
 
 def _score(name: str) -> str:
@@ -255,6 +278,13 @@ class Claim:
     margin: Annotated[float, Field(ge=0)] = 0.0
     limit: float = 0.0
     each_norm_but: tuple[str, ...] | None = None
+
+    @property
+    def criterion(self) -> str:
+        """Score and bound that decide the claim."""
+        if self.kind in ("near", "flat"):
+            return f"{self.score}, within {self.margin:g}"
+        return f"{self.score}, below {self.limit:g}" if self.kind == "under" else self.score
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ recipe's.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from contnorm.bench.api.execution import run_missing
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import (
     RunConfig,
-    check_seeds,
     from_dict,
     merge_settings,
     nest_settings,
@@ -29,7 +27,8 @@ from contnorm.bench.data.dataset import find_stored
 from contnorm.bench.data.registry import SOURCES, data_root, describe_layouts, find_layout, location_of
 from contnorm.bench.engine.run import Run, RunOptions, list_devices
 from contnorm.bench.records import DIVERGED, Store
-from contnorm.bench.sequential import FIRST_SEED, LOOKS, MARGIN, MAX_SEEDS, check_rule, looks_up_to
+from contnorm.bench.rng import check_seeds
+from contnorm.bench.sequential import FIRST_SEED, FRESH_SEEDS, LAST_LOOK, LOOKS, MARGIN, check_rule, looks_up_to
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError, unknown
 from contnorm.paper.cells import (
@@ -55,7 +54,6 @@ from contnorm.paper.selection import (
 
 log = logging.getLogger("contnorm")
 RATE_CHOICES = ("one", "best", "both")
-FRESH_SEEDS = range(FIRST_SEED, sys.maxsize)
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class TableOptions:
     settings: Mapping[str, Any] | Sequence[str] = ()
     until_decided: bool = False
     margin: float = MARGIN
-    max_seeds: int = MAX_SEEDS
+    max_seeds: int = LAST_LOOK
 
     @property
     def modified(self) -> bool:

@@ -14,17 +14,9 @@ from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import SCORES
 from contnorm.bench.records import spread_over_seeds
 from contnorm.bench.stats import Interval, t_interval, welch_interval
+from contnorm.bench.text import LABEL_FORGETTING, data_part, data_remarks, divergence_text, named
 from contnorm.paper.cells import MeasuredCell, Numerics, numerics_of
-from contnorm.paper.recipe import PublishedNumber, Recipe
-from contnorm.paper.text import (
-    LABEL_FORGETTING,
-    data_part,
-    data_remarks,
-    divergence_text,
-    drift_parts,
-    named,
-    score_title,
-)
+from contnorm.paper.recipe import PublishedNumber, Recipe, column_title, drift_parts
 
 Verdict = Literal["agrees", "above", "below", "none"]
 
@@ -180,7 +172,7 @@ def _verdict_remarks(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
         if line.values and line.published is not None and line.published.flag:
             cell, keys = line.measured.cell, ("stream", "strategy", "buffer", "setting", "labels")
             where = " ".join(str(cell.place[key]) for key in keys if cell.place[key] is not None)
-            notes.append(f"? {where} {cell.norm} {score_title(line.score)}: {line.published.flag}")
+            notes.append(f"? {where} {cell.norm} {column_title(line.score)}: {line.published.flag}")
     return notes
 
 
@@ -197,3 +189,36 @@ def forgetting_definitions(scores: Sequence[str]) -> list[str]:
     texts = {name: (SCORES[name].__doc__ or "").splitlines()[0] for name in forgetting if name in SCORES}
     of_labels = [LABEL_FORGETTING] if any(name in LABEL_SCORES for name in forgetting) else []
     return [*(f"Forgetting is {name}. {text}" for name, text in texts.items()), *of_labels]
+
+
+def paper_number(number: PublishedNumber | None) -> str:
+    """Format a published number; a doubtful one gets a question mark.
+
+    Example:
+        >>> from contnorm.paper.recipe import find_published
+        >>> [cell] = find_published(table="2", dataset="split-cifar100", strategy="er", norm="cn", metric="acc")
+        >>> paper_number(cell), paper_number(None)
+        ('67.48 +- 0.81', '-')
+    """
+    if number is None:
+        return "-"
+    parts = ["" if number.mean is None else f"{number.mean:.2f}", "" if number.std is None else f"+- {number.std:.2f}"]
+    text = " ".join(filter(None, parts)) or "-"
+    return f"{text} ?" if number.flag and number.mean is not None else text
+
+
+def verdict_text(comparison: PublishedComparison | None) -> tuple[str, str, str]:
+    """Format difference, interval and verdict.
+
+    Example:
+        >>> verdict_text(compare_published([10.0, 11.0, 12.0], 11.2, 1.0))
+        ('-0.20', '-2.17 to +1.77', 'agrees')
+        >>> verdict_text(compare_published([10.0], 11.2, 1.0))[2]
+        'no interval: one seed'
+    """
+    if comparison is None:
+        return "-", "-", "-"
+    if comparison.interval is None:
+        return f"{comparison.difference:+.2f}", "-", f"no interval: {comparison.why}"
+    verdict = comparison.verdict if comparison.how == "welch" else f"{comparison.verdict} (ours alone)"
+    return f"{comparison.difference:+.2f}", str(comparison.interval), verdict

@@ -19,11 +19,11 @@ from contnorm.bench.comparison import compare_scores
 from contnorm.bench.config.defaults import changed, run_names
 from contnorm.bench.config.schema import RunConfig, flatten_settings, format_settings, format_value
 from contnorm.bench.label_metrics import LabelMatrix, mean_ap
-from contnorm.bench.metrics import MAIN_SCORES, acc_so_far
+from contnorm.bench.metrics import MAIN_SCORES, acc_so_far, score_title
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import Verdict, decide_family
+from contnorm.bench.text import data_part, data_remarks, spread
 from contnorm.paper.cells import moments_label
-from contnorm.paper.text import data_part, data_remarks, score_title, spread
 from contnorm.report.runs import score_of
 from contnorm.report.tables import MOST_CURVES, Document, Table, curves_over_tasks, paired_differences, score_by_rate
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,18 +20,24 @@ from typing import Any
 from contnorm.bench.config.defaults import canonical_strategy, complete, resolved_settings
 from contnorm.bench.config.schema import RunConfig, flatten_settings, merge_settings
 from contnorm.bench.records import Record, Runs, load_runs
-from contnorm.bench.sequential import FIRST_SEED
-from contnorm.paper import selection as chosen_rates
-from contnorm.paper import tables as rows_of
-from contnorm.paper import text as texts
-from contnorm.paper.cells import MeasuredCell, RecordIndex, cells_of
+from contnorm.bench.sequential import FIRST_SEED, FRESH_SEEDS
+from contnorm.bench.text import named, spread
+from contnorm.paper.cells import MeasuredCell, RecordIndex, cells_of, place_title
 from contnorm.paper.claims import ClaimCase, ClaimResult, StagedRule, comparisons_of, published_values
-from contnorm.paper.recipe import RUNS, Recipe, find_recipe, recipe_names
-from contnorm.paper.selection import CHOSEN, ONE_FOR_ALL, Selection, TableVariant
+from contnorm.paper.recipe import RUNS, Recipe, column_title, drift_parts, find_recipe, recipe_names
+from contnorm.paper.selection import (
+    CHOSEN,
+    ONE_FOR_ALL,
+    Selection,
+    TableVariant,
+    find_selection,
+    fresh_variant,
+    variants_of,
+)
+from contnorm.paper.tables import Line, forgetting_definitions, lines_of, paper_number, table_remarks, verdict_text
 from contnorm.report.tables import MOST_CURVES, Document, Table, curves_over_tasks, paired_differences
 
 OF_ROWS = ("norm", "groups", "momentum", "schedule", "freeze_after", "layers", "moments", "weights")  # dimensions
-EXPLORATORY, FRESH_SEEDS = range(FIRST_SEED), range(FIRST_SEED, sys.maxsize)
 RATES_TITLE = "Learning rates tried on the validation tasks"
 IGNORED = (
     "train.lr",
@@ -139,15 +144,15 @@ def sections_of(names: Iterable[str], runs: Runs, roots: Sequence[Path] = ()) ->
         runs: The runs.
         roots: Folders of the runs, for timed runs and for selected learning rates.
     """
-    index, named = RecordIndex(runs), list(dict.fromkeys(names))
+    index, chosen = RecordIndex(runs), list(dict.fromkeys(names))
     configs = list({record.hash: record.config for record in (*runs.records, *runs.diverged)}.values())
     sections = []
-    for name in named or recipe_names():
+    for name in chosen or recipe_names():
         recipe, own = find_recipe(name), index
         if recipe.alone:
             timed = [load_runs(root / recipe.name) for root in roots if (root / recipe.name).is_dir()]
             own = RecordIndex(Runs.of(record for some in timed for record in (*some.records, *some.diverged)))
-        elif not (named or _may_have(recipe, configs)):
+        elif not (chosen or _may_have(recipe, configs)):
             continue
         section = _section(recipe, name, own, roots)
         if any(variant.run for variant in section.variants):
@@ -171,8 +176,8 @@ def _may_have(recipe: Recipe, configs: Iterable[RunConfig]) -> bool:
 
 def _section(recipe: Recipe, name: str, index: RecordIndex, roots: Sequence[Path]) -> Section:
     places = [root / "selected" / f"{recipe.name}.toml" for root in roots]
-    selection, refined = (chosen_rates.find_selection(recipe.name, places, refined=fine) for fine in (False, True))
-    variants = [_measured(one, index) for one in chosen_rates.variants_of(recipe, selection)]
+    selection, refined = (find_selection(recipe.name, places, refined=fine) for fine in (False, True))
+    variants = [_measured(one, index) for one in variants_of(recipe, selection)]
     if recipe.ours and selection is not None:
         variants = variants[1:]
     elif len(variants) > 1:  # a variant is left out if none of its differing cells was run
@@ -186,7 +191,7 @@ def _section(recipe: Recipe, name: str, index: RecordIndex, roots: Sequence[Path
         ]
         variants = some or [variants[selection is None]]
     selections = {RATES_TITLE: selection} if selection is not None else {}
-    fresh = _measured(chosen_rates.fresh_variant(recipe, refined, StagedRule()), index)
+    fresh = _measured(fresh_variant(recipe, refined, StagedRule()), index)
     if fresh.run:
         variants = [*(variant for variant in variants if variant.run), fresh]
         if refined is not None and refined != selection:
@@ -197,7 +202,7 @@ def _section(recipe: Recipe, name: str, index: RecordIndex, roots: Sequence[Path
 
 def _measured(variant: TableVariant, index: RecordIndex) -> TableVariant:
     configs = {one.cell: complete(one.cell.values, one.cell.source) for one in variant.cells}
-    return replace(variant, cells=index.measure(configs, EXPLORATORY if variant.rule is None else FRESH_SEEDS))
+    return replace(variant, cells=index.measure(configs, range(FIRST_SEED) if variant.rule is None else FRESH_SEEDS))
 
 
 def _command(name: str, records: Sequence[Record]) -> str:
@@ -226,7 +231,7 @@ def section_document(section: Section) -> Document:
     for title, selection in section.selections.items():
         if selection.selected:
             tables.append(Table(title, *_grid_rows(selection), [GRID_NOTE], folded=True))
-    notes = [*([recipe.note] if recipe.note else []), *rows_of.forgetting_definitions(list(recipe.scores.values()))]
+    notes = [*([recipe.note] if recipe.note else []), *forgetting_definitions(list(recipe.scores.values()))]
     return Document(recipe.name, table_title(recipe), tables, notes, section.command)
 
 
@@ -243,10 +248,10 @@ def tables_of(section: Section, variant: TableVariant, *, judged: bool = True, c
     parts: dict[str, list[MeasuredCell]] = {}  # cells that differ only in the norm or in how they are evaluated
     for one in variant.cells:
         shared = {key: value for key, value in one.cell.place.items() if key not in OF_ROWS}
-        parts.setdefault(texts.place_title(shared), []).append(one)
+        parts.setdefault(place_title(shared), []).append(one)
     lines = []
     for title, some in parts.items():
-        of_part = [line for one in some for line in rows_of.lines_of(variant.recipe, one) if recipe.kind == "runs"]
+        of_part = [line for one in some for line in lines_of(variant.recipe, one) if recipe.kind == "runs"]
         lines += of_part if judged else []
         if any(one.run for one in some):
             heads, rows = _rows(section, some, of_part)
@@ -256,7 +261,7 @@ def tables_of(section: Section, variant: TableVariant, *, judged: bool = True, c
             drawn = recipe.kind == "curves" or "acc" in recipe.scores.values()
             figures = _curve_figures(some, scores, f"{title}{suffix}") if drawn else []
             yield Table(f"{title}{suffix}", heads, rows, figures=figures)
-    notes = rows_of.table_remarks(variant.recipe, variant.cells, lines)
+    notes = table_remarks(variant.recipe, variant.cells, lines)
     if variant.unchosen:
         notes.append(f"Left out: the {variant.unchosen} cells for which no learning rate was chosen.")
     if notes:
@@ -268,19 +273,16 @@ def tables_of(section: Section, variant: TableVariant, *, judged: bool = True, c
     for decided in variant.claims if claims else ():
         if decided.cases:
             pairs = {case.what: list(case.paired.differences) for case in decided.cases if case.paired is not None}
-            draw = partial(paired_differences, pairs, decided.claim.says, texts.score_title(decided.claim.score))
-            rows = [
-                [case.what, *texts.case_numbers(case), str(case.seeds or "none"), texts.case_outcome_text(case)]
-                for case in decided.cases
-            ]
-            title = f"{texts.claim_title(decided, complete=variant.complete)}{suffix}"
-            notes = [texts.not_run_text(decided)] if decided.not_run else []
+            draw = partial(paired_differences, pairs, decided.claim.says, column_title(decided.claim.score))
+            rows = [[case.what, *case.numbers, str(case.seeds or "none"), case.outcome_text] for case in decided.cases]
+            title = f"{decided.title(complete=variant.complete)}{suffix}"
+            notes = [f"No fresh seeds: {named(decided.not_run, 'cases')}."] if decided.not_run else []
             figures = [draw] if 0 < len(pairs) <= MOST_CURVES else []
             yield Table(title, CASE_HEADS, rows, notes, figures=figures, folded=True)
 
 
 def _rows(
-    section: Section, cells: Sequence[MeasuredCell], lines: Sequence[rows_of.Line]
+    section: Section, cells: Sequence[MeasuredCell], lines: Sequence[Line]
 ) -> tuple[Sequence[str], list[list[str]]]:
     """Headings and rows: by task for curves, one row per score beside published numbers, else one row per norm."""
     scores, rows = list(section.recipe.scores.values()), list[list[str]]()
@@ -289,32 +291,32 @@ def _rows(
             for score in scores:
                 curves = list(one.curves(score).values())
                 means = [f"{fmean(values):.2f}" for values in zip(*curves, strict=True)] or [one.empty_text]
-                rows.append([section.row_name(one), texts.score_title(score), str(len(curves)), *means])
+                rows.append([section.row_name(one), column_title(score), str(len(curves)), *means])
         heads = ["norm", "score", "seeds", *(f"task {i + 1}" for i in range(max(map(len, rows)) - 3))]
         return heads, [row + [""] * (len(heads) - len(row)) for row in rows]
     if all(line.published is None for line in lines):
         scores = list(dict.fromkeys(line.score for line in lines))
         for one in cells:
             by_score = {line.score: line.values for line in lines if line.measured is one}
-            texts_of = [texts.spread(by_score[score]) if by_score.get(score) else one.empty_text for score in scores]
-            rows.append([section.row_name(one), str(max(map(len, by_score.values()), default=0)), *texts_of])
-        return ["norm", "seeds", *map(texts.score_title, scores)], rows
+            shown = [spread(by_score[score]) if by_score.get(score) else one.empty_text for score in scores]
+            rows.append([section.row_name(one), str(max(map(len, by_score.values()), default=0)), *shown])
+        return ["norm", "seeds", *map(column_title, scores)], rows
     for line in lines:
-        ours = texts.spread(line.values) if line.values else line.measured.empty_text
-        what = [section.row_name(line.measured), texts.score_title(line.score), str(len(line.values)), ours]
-        rows.append([*what, texts.paper_number(line.published), *texts.verdict_text(line.comparison)])
+        ours = spread(line.values) if line.values else line.measured.empty_text
+        what = [section.row_name(line.measured), column_title(line.score), str(len(line.values)), ours]
+        rows.append([*what, paper_number(line.published), *verdict_text(line.comparison)])
     return LINE_HEADS, rows
 
 
 def _curve_figures(cells: Sequence[MeasuredCell], scores: Sequence[str], title: str) -> list[Any]:
     """Figures of the scores over the tasks."""
-    named = {
-        f"{one.cell.norm}{f', {texts.score_title(score)}' if len(scores) > 1 else ''}": list(one.curves(score).values())
+    by_name = {
+        f"{one.cell.norm}{f', {column_title(score)}' if len(scores) > 1 else ''}": list(one.curves(score).values())
         for one in cells
         for score in scores
     }
-    curves = {name: some for name, some in named.items() if some and len(some[0]) > 1}
-    what = "L1 distance to exact moments" if texts.drift_parts(scores[0]) else "accuracy on these tasks (percent)"
+    curves = {name: some for name, some in by_name.items() if some and len(some[0]) > 1}
+    what = "L1 distance to exact moments" if drift_parts(scores[0]) else "accuracy on these tasks (percent)"
     chunks = [dict(list(curves.items())[i : i + MOST_CURVES]) for i in range(0, len(curves), MOST_CURVES)]
     return [partial(curves_over_tasks, chunk, title, what) for chunk in chunks]
 
@@ -343,13 +345,13 @@ def claims_document(sections: Sequence[Section]) -> Document:
 
 def _claim_row(recipe: Recipe, variant: TableVariant, decided: ClaimResult) -> list[str]:
     case = _least_favourable(decided)
-    numbers = ", ".join([*texts.case_numbers(case), f"{case.seeds} seeds"])
-    result = numbers if case.interval else texts.no_interval_reason(case)
+    numbers = ", ".join([*case.numbers, f"{case.seeds} seeds"])
+    result = numbers if case.interval else case.no_interval_reason
     result += f"; {case.note}" if case.note else ""
     held = sum(one.outcome == "holds" for one in decided.cases)
-    outcome = texts.claim_outcome(decided, complete=variant.complete)
+    outcome = decided.outcome_text(complete=variant.complete)
     where = table_title(recipe).partition(":")[0]
-    by = ", ".join(filter(None, [texts.claim_criterion(decided.claim), variant.title.lower()]))
+    by = ", ".join(filter(None, [decided.claim.criterion, variant.title.lower()]))
     cases = f"{held} of {len(decided.cases)}"
     paper = _published(recipe, decided, case)
     return [outcome, decided.claim.says, by, where, decided.evidence_text, cases, case.what, result, paper]

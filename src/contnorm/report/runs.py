@@ -7,14 +7,15 @@ from collections.abc import Collection, Iterator, Sequence
 from statistics import fmean
 
 from contnorm.bench.config.defaults import changed, run_names, varying
-from contnorm.bench.config.schema import MAX_SEEDS, RunConfig, format_settings, format_value
+from contnorm.bench.config.schema import RunConfig, format_settings, format_value
 from contnorm.bench.data.dataset import GROUPS
 from contnorm.bench.label_metrics import LabelMatrix, label_score, mean_ap
-from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix, score
+from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix, score, score_title
 from contnorm.bench.records import Record, Runs
+from contnorm.bench.rng import MAX_SEEDS
 from contnorm.bench.sequential import FIRST_SEED
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.paper.text import LABEL_FORGETTING, data_part, data_remarks, divergence_text, score_title, spread
+from contnorm.bench.text import LABEL_FORGETTING, data_part, data_remarks, divergence_text, spread
 from contnorm.report.tables import Document, Table
 
 SCORES_SHOWN = MAIN_SCORES

@@ -371,9 +371,8 @@ def autocast(subject: NormSubject) -> None:
         with torch.autocast(subject.device.type, torch.bfloat16):
             y = subject.run(layer, x)
             stock: Tensor = STOCK[subject.rank](CHANNELS).to(subject.device)(x)
-        what = f"{_short(dtype)} input under autocast"
-        same = y.dtype == stock.dtype
-        require(same, f"its output for {what} is {_short(y.dtype)}, and that of a batch norm {_short(stock.dtype)}.")
+        what, ours, theirs = f"{_short(dtype)} input under autocast", _short(y.dtype), _short(stock.dtype)
+        require(ours == theirs, f"its output for {what} is {ours}, and that of torch's batch norm {theirs}.")
         assert_close(y, expected, torch.finfo(dtype).eps + FLOAT32, f"its output for {what}")
         torch.autograd.backward(y.sum())
         require(x.grad is not None and x.grad.dtype == dtype, f"its input gradient for {what} is not {_short(dtype)}.")

@@ -41,7 +41,7 @@ def test_optimizers_equal_torch_bitwise(device: torch.device) -> None:
 
 
 @pytest.mark.slow
-def test_optimizer_does_not_import_torchs_compiler(tmp_path: Path) -> None:
+def test_run_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     """In a process of its own, since a test before this one may have brought it; on digits that are written here."""
     small_mnist(tmp_path, train=2000, test=20)
     code = (

@@ -16,7 +16,7 @@ from contnorm.bench.api.sweep import check_score
 from contnorm.bench.comparison import Experiment, check_experiments, compare
 from contnorm.bench.engine.run import Run
 from contnorm.bench.records import Record
-from contnorm.bench.sequential import ALPHA, FIRST_SEED, MARGIN, MAX_SEEDS, Verdict, check_rule, looks_up_to
+from contnorm.bench.sequential import ALPHA, FIRST_SEED, LAST_LOOK, MARGIN, Verdict, check_rule, looks_up_to
 from contnorm.errors import UserError, escape_terminal
 
 
@@ -28,7 +28,7 @@ def decide(
     margin: float = MARGIN,
     cases: int = 1,
     alpha: float = ALPHA,
-    max_seeds: int = MAX_SEEDS,
+    max_seeds: int = LAST_LOOK,
     first_seed: int | None = None,
     stream: Stream | str | None = None,
     runs: str | Path | None = None,

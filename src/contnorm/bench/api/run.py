@@ -14,7 +14,7 @@ from torch import nn
 
 from contnorm.bench.api.execution import LOG_EVERY, Loggers, OnTaskDone, RunLogs, print_data_notices, run_runs
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.stream import Stream, list_seeds, load_stream
+from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.components import Component, Kind, components_of, identify, loading_user_code
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RUN_ARGUMENTS, flatten_settings, with_setting
@@ -24,6 +24,7 @@ from contnorm.bench.engine.run import Event, Run, RunOptions
 from contnorm.bench.memories import Memory
 from contnorm.bench.models.user_norms import built_in_name
 from contnorm.bench.records import Record, make_record
+from contnorm.bench.rng import list_seeds
 from contnorm.bench.strategies.base import Strategy
 from contnorm.errors import UserError, unknown
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from contnorm.bench.data.arrays import array_source, read_class_folders, read_np
 from contnorm.bench.data.dataset import ArraySource, Source, find_stored, list_stored, read_manifest
 from contnorm.bench.data.registry import data_root, load_source
 from contnorm.bench.plan import Plan, make_plan
-from contnorm.bench.records import LARGEST_SEED
+from contnorm.bench.rng import list_seeds
 from contnorm.bench.strategies import build_strategy
 from contnorm.bench.strategies.base import Batch, OutputMask
 from contnorm.bench.streams.device import DeviceStream
@@ -488,16 +487,6 @@ def _make_registered(component: Component, root: Path, settings: Mapping[str, An
             f"{component.name!r}, not {stream!r}."
         )
     return stream
-
-
-def list_seeds(seeds: int | Iterable[int]) -> list[int]:
-    """Return a list of seeds, from a number of seeds or from the seeds themselves."""
-    values: Any = range(seeds) if isinstance(seeds, Integral) and not isinstance(seeds, bool) else seeds
-    chosen: list[Any] = list(values) if isinstance(values, Iterable) else []
-    whole = all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in chosen)
-    if not chosen or not whole or min(chosen) < 0 or max(chosen) > LARGEST_SEED:
-        raise UserError(f"seeds={seeds!r}: use a number of seeds, at least 1, or seeds from 0 to {LARGEST_SEED}.")
-    return list(dict.fromkeys(map(int, chosen)))
 
 
 def _class_names(source: Source, sequence: TaskSequence, task: int) -> tuple[Any, ...]:

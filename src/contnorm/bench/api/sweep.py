@@ -16,13 +16,14 @@ import numpy as np
 from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run import DEFAULT_NORM, find_stream, resolve_run, run_experiments
-from contnorm.bench.api.stream import Stream, list_seeds
+from contnorm.bench.api.stream import Stream
 from contnorm.bench.config.schema import RUN_ARGUMENTS, RunConfig, flatten_settings, format_value
 from contnorm.bench.figures import COLORS, MARKERS, with_png
 from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine, best_candidate
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import SCORES
 from contnorm.bench.records import Store, spread_over_seeds
+from contnorm.bench.rng import list_seeds
 from contnorm.bench.streams import tasks
 from contnorm.errors import UserCodeError, UserError, unknown
 

@@ -30,8 +30,6 @@ RUN_ARGUMENTS = {
     "batch_size": "train.batch",
     "replay": "train.replay",
 }  # arguments of `bench.run` that are settings, with their keys
-MAX_SEEDS = 10_000
-MAX_SEED = 2**32 - 1
 _MAX_INT = 10**9  # larger than any feasible number of samples, slots or steps
 _MAX_FLOAT = 3.4e38  # maximum of float32, which networks are computed in
 
@@ -564,15 +562,3 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except ValueError as error:
         raise UserError(f"{where}: is not TOML ({error}).") from error
-
-
-def check_seeds(count: int) -> None:
-    """Raise a `UserError` if a number of seeds is out of range."""
-    if not 1 <= count <= MAX_SEEDS:
-        raise UserError(f"--seeds {count}: use 1 or more, up to {MAX_SEEDS:,}; they count from 0.")
-
-
-def check_seed(seed: int) -> None:
-    """Raise a `UserError` if a seed is out of range."""
-    if not 0 <= seed <= MAX_SEED:
-        raise UserError(f"--seed {seed}: use 0 or more, up to {MAX_SEED:,}.")

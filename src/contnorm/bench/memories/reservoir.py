@@ -1,17 +1,15 @@
 """Reservoirs: a uniform sample of the stream, and one that is balanced over classes.
 
-Reservoir memory (Vitter, 1985): at any time, every sample seen so far is stored with the same probability.
+**Reservoir** (Vitter, 1985): at any time, every sample seen so far is stored with the same probability. Sample n of the
+stream (from 0) is written to slot n while there are empty slots. After that, a slot is drawn uniformly from 0 to n; the
+sample is written there if the memory has that slot, and is skipped otherwise.
 
-Sample n of the stream (from 0) is written to slot n while there are empty slots. After that, a slot is drawn uniformly
-from 0 to n; the sample is written there if the memory has that slot, and is skipped otherwise.
-
-Class-balanced reservoir (Chrysakis and Moens, ICML 2020): a memory whose classes have shares as equal as possible.
-
-While the memory has empty slots, every sample is stored. After that, a class is *full* once it is the largest in the
-memory, and remains so. A sample of a class that is not full replaces a random sample of the largest class. A sample of
-a full class c, the n-th of its class in the stream, is stored with probability m / n, where m is the number of stored
-samples of c, and replaces a random one of them. So each class holds a uniform sample of its part of the stream, and
-classes with fewer samples than a share are stored completely.
+**Class-balanced reservoir** (Chrysakis and Moens, ICML 2020): the classes have shares as equal as possible. While the
+memory has empty slots, every sample is stored. After that, a class is *full* once it is the largest in the memory, and
+remains so. A sample of a class that is not full replaces a random sample of the largest class. A sample of a full class
+c, the n-th of its class in the stream, is stored with probability m / n, where m is the number of stored samples of c,
+and replaces a random one of them. So each class holds a uniform sample of its part of the stream, and classes with
+fewer samples than a share are stored completely.
 
 If several classes are the largest, all of them are full, and the sample to replace is drawn from all of them.
 """

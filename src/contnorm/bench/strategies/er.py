@@ -1,14 +1,13 @@
-"""Experience replay: a stream batch and a memory batch, each sample with the loss over the outputs of its task.
+"""Experience replay (ER), and ER with asymmetric cross-entropy (ER-ACE).
 
-Code bases differ in whether the two share a forward pass, which affects norm layers: ``joint`` concatenates them (batch
-moments mix stream and memory), ``separate`` runs one after the other (two updates of running moments per step).
+**ER** has a stream batch and a memory batch, each sample with the loss over the outputs of its task. Code bases differ
+in whether the two share a forward pass, which affects norm layers: ``joint`` concatenates them (batch moments mix
+stream and memory), ``separate`` runs one after the other (two updates of running moments per step).
 
-ER-ACE: experience replay with asymmetric cross-entropy (Caccia et al., 2022).
-
-The loss of the stream is over the classes in the batch of the stream only, so that learning new classes does not push
-down the outputs of old ones. The loss of the memory is over all classes seen so far. This is the formula of the paper.
-The released code differs: in the first task the stream's loss is over all outputs, later the outputs of classes not
-seen yet take part in it too, and the memory's loss is over all outputs.
+**ER-ACE** is by Caccia et al. (2022). The loss of the stream is over the classes in the batch of the stream only, so
+that learning new classes does not push down the outputs of old ones. The loss of the memory is over all classes seen so
+far. This is the formula of the paper. The released code differs: in the first task the stream's loss is over all
+outputs, later the outputs of classes not seen yet take part in it too, and the memory's loss is over all outputs.
 
 As in the released code, stream and memory have a forward pass each by default, and all tasks are replayed. In
 task-incremental learning, both losses are over those of the above classes that belong to the sample's task.
