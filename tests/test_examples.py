@@ -44,24 +44,6 @@ def test_quick_mode_writes_a_record_of_the_same_form(
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(ours["results"])
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        ("offpolicy_critic", ["--variants", "bm"], "unknown variant 'bm'. There are target, none, bn"),
-        ("offpolicy_critic", ["--seeds", "0"], "--seeds must be at least 1"),
-        ("offpolicy_critic", ["--first-seed", "-1"], "--first-seed must be at least 0"),
-        ("federated_moments", ["--norms", "ln"], "unknown norm 'ln'. There are bn"),
-        ("federated_moments", ["--rounds", "0"], "--rounds must be at least 1"),
-    ],
-)
-def test_wrong_arguments_are_reported(
-    name: str, arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        load(name, monkeypatch).main(arguments)
-    assert exit_info.value.code == 2 and words in capsys.readouterr().err
-
-
 def cell(values: list[float]) -> str:
     return f"{fmean(values):,.1f} ± {stdev(values):,.1f}"
 

@@ -15,7 +15,7 @@ from torch import nn
 import contnorm as cn
 from contnorm.bench.engine.checkpoint import load_weights, pack_weights
 from contnorm.errors import UserError
-from contnorm.registry import norm_names
+from contnorm.registry import NORMS
 from tests.convert.test_spec import Network, X, assert_same, converted, trained
 from tests.models import FrozenBatchNorm2d
 
@@ -26,7 +26,7 @@ def metadata(path: Path) -> dict[str, str]:
         return stored
 
 
-@pytest.mark.parametrize("name", norm_names())
+@pytest.mark.parametrize("name", NORMS)
 def test_every_norm_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
     model = trained(converted(name))
     cn.freeze_stats(model.block)

@@ -174,16 +174,6 @@ NORMS: Mapping[str, NormInfo] = MappingProxyType(_NORMS)  # read-only view
 _NAME = re.compile(r"[a-z][a-z0-9_-]*[a-z_]|[a-z]")
 
 
-def norm_names() -> tuple[str, ...]:
-    """Return the names of all norms, in registry order.
-
-    Example:
-        >>> norm_names()[:4]
-        ('none', 'bn', 'ln', 'in')
-    """
-    return tuple(NORMS)
-
-
 def find_norm(name: str) -> tuple[NormInfo, int | None]:
     """Look up a norm by name; return it, and the number of groups if the name ends in one.
 
@@ -433,7 +423,7 @@ def unregister_norm(name: str) -> None:
     Example:
         >>> register_norm("mine", lambda channels: nn.GroupNorm(2, channels))
         >>> unregister_norm("mine")
-        >>> "mine" in norm_names()
+        >>> "mine" in NORMS
         False
     """
     if name not in _NORMS or not _NORMS[name].is_registered:

@@ -15,7 +15,7 @@ import pytest
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import SCORES
-from contnorm.bench.records import Runs, Store, load_runs, make_record, seal_of, spread_over_seeds
+from contnorm.bench.records import Runs, Store, load_runs, make_record, read_record, seal_of, spread_over_seeds
 from contnorm.errors import UserError
 from tests.committed_records import COARSE_GRID, COCOSEQ, FOLDER, contents_of
 
@@ -61,7 +61,7 @@ def rewrite(path: Path, change: Callable[[Raw], object]) -> None:
 
 
 def test_saved_record_loads_as_it_was_made(folder: Path) -> None:
-    record = Store(folder).load(first_file(folder))
+    record = read_record(first_file(folder))
     made = make_record(CONFIGS[0], 0, {"matrix": {"correct": [[5, None], [4, 6]], "total": [10, 10]}, **FIELDS})
     assert record.raw == made.raw and record == made
     assert record.raw["seal"] == seal_of(record.raw) and record.raw["schema"] == 3
@@ -75,12 +75,12 @@ def test_diverged_run_is_kept_apart_and_does_not_replace_a_finished_one(folder: 
     assert diverged.raw["device"] == FIELDS["device"]
     store = Store(folder)
     assert store.is_diverged(CONFIGS[2], 2) and not store.has(CONFIGS[2], 2)
-    assert store.diverged_seeds(CONFIGS[2]) == {2: "seed 2: the loss is nan."}
-    assert store.seeds(CONFIGS[2], range(10)) == {0, 1}
+    of_run = store.load_seeds(CONFIGS[2], range(10))
+    assert ({one.seed for one in of_run}, [one.seed for one in of_run.diverged]) == ({0, 1}, [2])
     store.save_diverged(CONFIGS[2], 0, "no")
     assert store.has(CONFIGS[2], 0)
     with pytest.raises(UserError, match="has no scores, because the run diverged"):
-        store.load(store.path(CONFIGS[2], 2))
+        store.load_run(CONFIGS[2], 2)
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ def test_broken_multilabel_record_is_reported(tmp_path: Path, spoil: Callable[[R
     path = Store(tmp_path).path(record.config, record.seed)
     path.parent.mkdir()
     path.write_text(json.dumps(record.raw))
-    assert Store(tmp_path).load(path).multi_label
+    assert read_record(path).multi_label
     with pytest.raises(UserError, match="is multi-label and has no accuracies"):
         _ = record.matrix
     rewrite(path, spoil)
     with pytest.raises(UserError, match=message):
-        Store(tmp_path).load(path)
+        read_record(path)
 
 
 def test_changed_record_does_not_match_its_seal(folder: Path) -> None:

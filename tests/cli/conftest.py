@@ -10,7 +10,7 @@ from rich.console import Console
 
 from contnorm.cli.main import main
 
-Called = tuple[int, str, str]  # exit code, output and errors
+Contnorm = Callable[..., tuple[int, str, str]]  # returns exit code, output and errors
 
 
 @pytest.fixture
@@ -20,10 +20,10 @@ def console() -> Console:
 
 
 @pytest.fixture
-def contnorm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Called]:
+def contnorm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Contnorm:
     """Call the program with command-line arguments; returns exit code, output and errors."""
 
-    def call(*arguments: object) -> Called:
+    def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["contnorm", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -31,3 +31,8 @@ def contnorm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return int(ended.value.code or 0), out, err
 
     return call
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

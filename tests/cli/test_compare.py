@@ -132,13 +132,6 @@ def test_moments_choose_the_evaluation(compare: Compare, tmp_path: Path) -> None
         assert verdict.sentence in out.splitlines() and row(out)[3].startswith(f"{verdict.mean:+.2f} ")
 
 
-def test_diverged_seeds_are_named_before_the_verdict(compare: Compare, runs: Path) -> None:
-    config = from_dict({"stream": {"name": "split-mnist", "source": "mnist"}, "norm": {"name": "cn"}})
-    Store(runs).save_diverged(config, 4, "seed 4: the loss is nan.")
-    out = compare(runs, "norm=bn", "norm=cn")[1]
-    assert out.index("1 of 5 seeds diverged") < out.index("Undecided") < out.index("With diverged runs as chance")
-
-
 def test_multilabel_runs_are_compared(compare: Compare, tmp_path: Path) -> None:
     multilabel_records(tmp_path), multilabel_records(tmp_path, norm={"name": "cn"})
     out = compare(tmp_path, "norm=bn", "norm=cn")[1]

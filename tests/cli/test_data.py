@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from contnorm import bench
-from contnorm.bench.data import registry
 from contnorm.bench.data.registry import SOURCES, load_source
 from contnorm.cli.main import main
-from tests.datasets import small_cifar100, small_coco, small_mini_imagenet, small_mnist, small_nus_wide
+from tests.datasets import small_cifar100, small_coco, small_mini_imagenet, small_mnist
 
 
 @pytest.fixture
@@ -51,22 +50,6 @@ def test_list_has_folder_or_instructions_per_data_set(contnorm: Callable[..., st
     assert printed["cifar10"].split(maxsplit=1) == ["-", "contnorm data cifar10 --fetch"]
     assert printed["cocoseq"].endswith("contnorm data cocoseq --coco DIR")
     assert printed["mini-imagenet"] == "mini-imagenet"
-
-
-def test_details_have_layouts_and_missing_files(
-    contnorm: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_mnist(tmp_path / "sets", ending=".gz")
-    (tmp_path / "sets" / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    printed = contnorm("data", "mnist").splitlines()
-    assert printed[:2] == ["mnist: 70,000 handwritten digits", "streams: permuted-mnist, split-mnist"]
-    assert printed[2].startswith("not found under ")
-    assert "  mnist/train-images-idx3-ubyte and 3 more" in printed
-    assert "  mnist/train-images-idx3-ubyte.gz and 3 more (missing: mnist/t10k-labels-idx1-ubyte.gz)" in printed
-    assert "how to get it: contnorm data mnist --fetch" in printed
-    assert "  miniimagenet\n" in contnorm("data", "mini-imagenet")
-    monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    assert contnorm("data", "digits").splitlines()[-1] == 'how to get it: pip install "contnorm[bench]"'
 
 
 def test_add_show_and_run(contnorm: Callable[..., str], npz: Path, tmp_path: Path) -> None:
@@ -112,14 +95,6 @@ def test_build_with_missing_pictures_is_refused_or_recorded(contnorm: Callable[.
     assert "missing pictures: 2 train, 0 test; missing_pictures in dataset.json" in contnorm(*how, "--allow-missing")
     assert "missing pictures: 2 train" in contnorm("data", "cocoseq")
     assert "cocoseq (18 of 41,438 pictures, 2 missing)" in contnorm("data")
-
-
-def test_build_of_nus_wideseq(contnorm: Callable[..., str], tmp_path: Path) -> None:
-    small_nus_wide(tmp_path / "nus")
-    printed = contnorm("data", "nus-wideseq", "--nus", tmp_path / "nus")
-    assert "nus-wideseq, 18 pictures of 256x256 (12 train, 6 test), 6 tasks, 49 classes" in printed
-    source = load_source("nus-wideseq", tmp_path / "sets")
-    assert source.name == "nus-wideseq" and source.test_task.tolist() == [0, 1, 2, 3, 4, 5]  # type: ignore[attr-defined]
 
 
 def test_build_from_csv_or_folder(contnorm: Callable[..., str], tmp_path: Path) -> None:

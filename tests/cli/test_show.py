@@ -76,13 +76,6 @@ def test_settings_that_vary_have_a_column_and_shared_ones_a_line(tmp_path: Path)
     assert "settings" not in printed(show_scores, streams), "each is as its stream says"
 
 
-def test_runs_are_sorted_by_stream_strategy_and_score(tmp_path: Path) -> None:
-    some = [records(tmp_path, strategy={"name": name}, gain=gain, train={"lr": 0.1 + gain}) for name, gain in
-            (("single", 1), ("er", 1), ("er", 9))]  # fmt: skip
-    lines = printed(show_scores, [record for group in some for record in group]).splitlines()[1:4]
-    assert [line.split()[0] for line in lines] == [some[2][0].hash, some[1][0].hash, some[0][0].hash]
-
-
 @pytest.mark.parametrize("width", [60, 80, 100, 130, 170])
 def test_nothing_is_truncated_at_any_width(tmp_path: Path, width: int) -> None:
     some = [*records(tmp_path), *records(tmp_path, seeds=1, memory={"size": 9}, evaluate={"drift": False})]
@@ -101,13 +94,6 @@ def test_each_kind_of_moments_has_a_row_and_a_matrix(tmp_path: Path) -> None:
     assert re.search(r"running +1 +50\.00", shown)
     known = printed(show_matrices, some)
     assert "oracle moments" in known and "60.0" in known and "task known" in known and "75.0" in known
-
-
-def test_names_that_this_version_does_not_know_are_shown(tmp_path: Path) -> None:
-    other = from_dict({"norm": {"name": "xn"}, "stream": {"name": "split-x", "source": "x"}})
-    Store(tmp_path).save(other, 0, {"matrix": {"correct": [[5]], "total": [10]}})
-    found = load_runs(tmp_path).records
-    assert re.search(r"split-x +single +xn ", printed(show_scores, found))
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -270,22 +256,6 @@ def test_scores_of_all_labels_and_each_group(tmp_path: Path) -> None:
     assert "50.00 +- 0.00" in rows[1] and rows[1].count("50.00 +- 0.00") == 6, "majority: half right, and half lost"
     assert rows[3].endswith("0.00 +- 0.00")
     assert any(row.endswith(": used 1,520 of the 41,438 published images of cocoseq.") for row in rows)
-
-
-def test_multilabel_changed_settings_are_shown(tmp_path: Path) -> None:
-    plain, changed = (
-        multilabel_records(tmp_path),
-        multilabel_records(tmp_path, train={"passes": 20}, memory={"size": 100}),
-    )
-    assert "memory.kind" not in printed(show_scores, plain), "PRS brings its memory"
-    shown = printed(show_scores, changed, width=200)
-    assert "memory.size=100" in shown and "train.passes=20" in shown
-
-
-def test_single_label_runs_come_first(tmp_path: Path) -> None:
-    both = [*multilabel_records(tmp_path / "a"), *records(tmp_path / "b")]
-    shown = printed(show_scores, both)
-    assert shown.index("ACC") < shown.index("C-F1") and "split-mnist" in shown.split("C-F1")[0]
 
 
 def test_map_by_task(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import contnorm as cn
-from contnorm.registry import NORMS, norm_names
+from contnorm.registry import NORMS
 
 X = torch.randn(6, 3, 6, 6, generator=torch.Generator().manual_seed(5))
 SYNCED = ("bn", "cn", "bn_gn", "cn_tied", "bn_gn_tied")
@@ -64,7 +64,7 @@ def test_dimension_is_an_argument_or_that_of_the_convolutions() -> None:
     assert isinstance(cn.revert_sync(recorded, dim=3)[0], nn.BatchNorm2d)  # the layer that it was
 
 
-@pytest.mark.parametrize("to", norm_names())
+@pytest.mark.parametrize("to", NORMS)
 @pytest.mark.parametrize("start", ["bn", "bn_gn_tied"])
 def test_synchronized_layers_convert_to_every_norm(start: str, to: str) -> None:
     """Norms without moments need no synchronization; others stay synchronized, or are reached through `revert_sync`."""

@@ -12,11 +12,11 @@ import pytest
 
 from tests.docs.pages import PAGES, ROOT, blocks, page_name
 
-# They train several networks, compile layers, or write a report.
+# They train several networks, compile layers, write a report, or import a large framework.
 SLOW_GUIDES = ("python-api", "sweeps", "bring-your-own-norm", "run-the-bench", "run-the-paper")
 # What the blocks of a page need, if its name is not that of the page; those of mammoth need no checkout of it.
 FRAMEWORKS = {"hub": "huggingface_hub", "mammoth": "contnorm", "README": "contnorm"}
-SLOW_PAGES = ("README.md", *(f"docs/howto/{guide}.md" for guide in SLOW_GUIDES))
+SLOW_PAGES = ("README.md", "docs/integrations/avalanche.md", *(f"docs/howto/{guide}.md" for guide in SLOW_GUIDES))
 
 
 @pytest.mark.parametrize(

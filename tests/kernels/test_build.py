@@ -60,15 +60,6 @@ def test_library_is_compiled_again_only_if_what_it_depends_on_changes(source: Pa
     assert [value_in(path) for path in paths] == [7, 8, 7, 7, 7, 9]
 
 
-@needs_compiler
-def test_processor_matters_for_native_code_only(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_library(source), compile_library(source, ["-march=native"])
-    monkeypatch.setattr(build, "_processor", lambda: "other")
-    compile_library(source, cached=True)
-    with pytest.raises(BuildError, match="not compiled yet"):
-        compile_library(source, ["-march=native"], cached=True)
-
-
 @pytest.mark.slow
 @needs_compiler
 def test_several_builds_at_once_give_one_complete_library(source: Path) -> None:
@@ -93,15 +84,6 @@ def test_without_a_compiler_there_is_no_library(
     with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
         compile_library(source)
     assert not cache_root.exists()
-
-
-@pytest.mark.parametrize("named", ["no-such-compiler", "'unmatched"])
-def test_named_compiler_that_does_not_exist_is_not_replaced(
-    source: Path, monkeypatch: pytest.MonkeyPatch, named: str
-) -> None:
-    monkeypatch.setenv("CXX", named)
-    with pytest.raises(BuildError):
-        compile_library(source)
 
 
 @pytest.mark.parametrize(

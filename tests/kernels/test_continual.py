@@ -370,34 +370,23 @@ def reference_evaluation(tensors: dict[str, Tensor], moments: list[Tensor], grou
 # --- running moments --------------------------------------------------------------------------------------------
 
 
-def test_cumulative_moments_follow_torch(device: torch.device) -> None:
-    layer = ContinualNorm2d(4, num_groups=2, momentum=None, kernel="triton").to(device)
-    twin = ContinualNorm2d(4, num_groups=2, momentum=None, kernel="reference").to(device).double()
-    for seed in range(3):
-        x = inputs((3, 4, 2, (3, 3)), device, seed)["x"].float()
-        layer(x)
-        twin(x.double())
-    torch.testing.assert_close(layer.running_mean.double(), twin.running_mean, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(layer.running_var.double(), twin.running_var, rtol=1e-5, atol=1e-6)
-    assert int(layer.num_batches_tracked) == 3
-    before = layer.running_mean._version
-    layer(x)
-    assert layer.running_mean._version > before  # autograd sees the in-place change
-
-
-@every_plan
-def test_running_moments_are_updated_by_the_forward_kernel(plan_name: str, device: torch.device) -> None:
+@pytest.mark.parametrize(("plan_name", "momentum"), [*((name, 0.1) for name in LIMITS_BY_PLAN), ("three", None)])
+def test_running_moments_are_updated_by_the_forward_kernel(
+    plan_name: str, momentum: float | None, device: torch.device
+) -> None:
     """Each plan updates all channels once and counts the batch once, for any number of programs."""
     plan.LIMITS = LIMITS_BY_PLAN[plan_name]
-    layer = ContinualNorm2d(6, num_groups=2, kernel="triton").to(device)
-    twin = ContinualNorm2d(6, num_groups=2, kernel="reference").to(device).double()
-    x = inputs((3, 6, 2, (5, 1)), device)["x"].float()
-    for _ in range(2):
+    layer = ContinualNorm2d(6, num_groups=2, momentum=momentum, kernel="triton").to(device)
+    twin = ContinualNorm2d(6, num_groups=2, momentum=momentum, kernel="reference").to(device).double()
+    before = layer.running_mean._version
+    for seed in range(3):
+        x = inputs((3, 6, 2, (5, 1)), device, seed)["x"].float()
         layer(last(x))
         twin(x.double())
     torch.testing.assert_close(layer.running_mean.double(), twin.running_mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(layer.running_var.double(), twin.running_var, rtol=1e-5, atol=1e-6)
-    assert layer.num_batches_tracked == 2
+    assert layer.num_batches_tracked == 3
+    assert layer.running_mean._version > before  # autograd sees the in-place change
 
 
 # --- second derivatives, vmap, compiled graphs ------------------------------------------------------------------

@@ -9,6 +9,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -355,36 +356,20 @@ def test_launch_attributes_and_errors(software: InterpreterDriver) -> None:
 # --- when it is built ---------------------------------------------------------------------------------------------
 
 
-class FakeCuda:
-    is_cuda = True
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The state of a new process with a GPU; the names of loaded extensions are listed, and none can be built."""
+def test_short_programs_do_not_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the state of a new process with a GPU, where the extension can't be built."""
     loaded: list[str] = []
-    monkeypatch.setattr(eager, "_state", "unused")
-    monkeypatch.setattr(eager, "_calls", 0)
-    monkeypatch.setattr(eager, "_extension", None)
-    monkeypatch.setattr(eager, "CACHES_KERNELS", True)
+    for name, value in {"_state": "unused", "_calls": 0, "_extension": None, "CACHES_KERNELS": True}.items():
+        monkeypatch.setattr(eager, name, value)
     monkeypatch.setattr(build, "is_built", lambda name: False)
-    monkeypatch.setattr(build, "load_extension", lambda name: loaded.append(name))
+    monkeypatch.setattr(build, "load_extension", loaded.append)
     monkeypatch.delenv("CONTNORM_EAGER", raising=False)
-    return loaded
-
-
-def count(calls: int) -> None:
-    for _ in range(calls):
-        eager._count(FakeCuda())  # type: ignore[arg-type]
-    for thread in eager.threading.enumerate():
-        if thread.name == "contnorm-build":
-            thread.join()
-
-
-def test_short_programs_do_not_build(fresh: list[str]) -> None:
-    count(eager.BUILD_AFTER - 1)
-    assert fresh == []
-    count(1)
-    assert fresh == ["replay"]
-    count(3 * eager.BUILD_AFTER)  # a failed build is not tried again
-    assert fresh == ["replay"] and not eager.is_active()
+    x: Any = SimpleNamespace(is_cuda=True)
+    for calls, expected in ((eager.BUILD_AFTER - 1, []), (1, ["replay"]), (3 * eager.BUILD_AFTER, ["replay"])):
+        for _ in range(calls):  # a failed build is not tried again
+            eager._count(x)
+        for thread in eager.threading.enumerate():
+            if thread.name == "contnorm-build":
+                thread.join()
+        assert loaded == expected
+    assert not eager.is_active()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -145,24 +142,6 @@ def test_cache_key_is_as_specific_as_triton(current: list[int]) -> None:
 
 def _of_one_argument(arguments: Any) -> None:
     """Source of a Triton kernel."""
-
-
-def test_launches_use_the_device_of_the_tensor(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current GPU may be another one; a tensor on the CPU is passed to the interpreter."""
-
-    @contextmanager
-    def switched(device: int) -> Iterator[None]:
-        before, current[0] = current[0], device
-        yield
-        current[0] = before
-
-    monkeypatch.setattr(torch.cuda, "device", switched)
-    for number in (0, 1):
-        x: Any = SimpleNamespace(is_cuda=True, device=number, get_device=lambda number=number: number)
-        with launcher.on_device_of(x):
-            assert torch.cuda.current_device() == number
-        with launcher.on_device_of(torch.zeros(1)):
-            assert torch.cuda.current_device() == 0
 
 
 def test_compiling_ahead_compiles_in_all_threads_without_launch() -> None:

@@ -70,26 +70,13 @@ def test_momentum_zero_leaves_the_moments(name: str, kernel: str) -> None:
 
 
 @every_form
-def test_numpy_numbers_are_accepted(name: str, kernel: str) -> None:
-    """For example from a grid of settings."""
-    x = torch.randn(6, 4, 3)
-    result = []
-    for number in (np.float32, float):
-        mean, var = torch.zeros(4), torch.ones(4)
-        eps, momentum = (number(np.float32(value)) for value in (1e-3, 0.3))
-        result.append((MOMENT_FORMS[name](x, mean, var, training=True, eps=eps, momentum=momentum), mean, var))
-    for ours, expected in zip(*result, strict=True):
-        assert torch.equal(ours, expected)
-
-
-@every_form
 def test_zero_eps_in_training_raises(name: str) -> None:
     with pytest.raises(ValueError, match="eps must be above 0"):
         MOMENT_FORMS[name](torch.randn(6, 4, 3), None, None, training=True, eps=0.0)
 
 
 @every_form
-@pytest.mark.parametrize("momentum", [0, 0.3, 1, torch.tensor(0.3)])
+@pytest.mark.parametrize("momentum", [0, 0.3, np.float32(0.3), 1, torch.tensor(0.3)])
 def test_momentum_from_0_to_1_is_accepted(name: str, momentum: Any) -> None:
     x, mean, whole = torch.randn(6, 4, 3) + 5, torch.zeros(4), torch.zeros(4)
     MOMENT_FORMS[name](x, mean, torch.ones(4), training=True, momentum=momentum)

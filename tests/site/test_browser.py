@@ -109,12 +109,6 @@ def test_notebook_page_shows_code_output_and_figure(site: Path, browser: Any) ->
         assert page.query_selector("a[download][href$='.ipynb']")
 
 
-def test_formula_has_a_height(site: Path, browser: Any) -> None:
-    with opened(browser, site / "concepts" / "rivals.html", DESKTOP) as page:
-        fraction = page.query_selector("math[display=block] mfrac").bounding_box()
-    assert fraction["height"] > 20
-
-
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 def test_no_page_is_wider_than_the_window(site: Path, browser: Any, width: int) -> None:
     pages = sorted(path for path in site.rglob("*.html") if path.name != "404.html")
@@ -137,17 +131,3 @@ def test_wide_table_scrolls_inside_its_box(site: Path, browser: Any) -> None:
         inside = box.evaluate("table => table.getBoundingClientRect().width")
         assert inside > PHONE > scroll.bounding_box()["width"] - 1
         assert scroll.evaluate("e => { e.scrollLeft = 100; return e.scrollLeft }") > 0
-
-
-def test_colours_follow_the_system_and_the_toggle(site: Path, browser: Any) -> None:
-    ground = "getComputedStyle(document.body).backgroundColor"
-    with opened(browser, site / "index.html", DESKTOP, "dark") as page:
-        dark = page.evaluate(ground)
-        page.click("label[title='Switch to light mode']")
-        light = page.evaluate(ground)
-    assert brightness(dark) < 200 < 600 < brightness(light)
-
-
-def brightness(colour: str) -> int:
-    red, green, blue = colour[colour.index("(") + 1 : -1].split(",")[:3]
-    return int(red) + int(green) + int(blue)

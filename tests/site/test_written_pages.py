@@ -1,4 +1,4 @@
-"""Pages that are written by hand and repeat something: the first result, and the data of the citation."""
+"""Pages that are written by hand and repeat something: the first result, the version, and the data of the citation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+import contnorm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,6 +19,11 @@ def test_cite_page_has_the_data_of_the_citation_file() -> None:
         assert value and f"{{{value[1]}}}" in page, key
     for name in re.findall(r"family-names: (\w+)", citation):
         assert name in page
+
+
+def test_version_of_the_changelog_is_that_of_the_package() -> None:
+    heading = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert heading in (contnorm.__version__.partition(".dev")[0], "Unreleased")
 
 
 @pytest.mark.slow

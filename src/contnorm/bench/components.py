@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 THIS_PROCESS = Origin()
 PYTHON = "python:"  # prefix of the names of objects that are defined in no file
-Kind = Literal["strategy", "memory", "model", "norm", "dataset", "launcher"]
+ComponentKind = Literal["strategy", "memory", "model", "norm", "dataset", "launcher"]
 
 
 # --- Names and objects -----------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class Component:
         code: The hash of the code of an object that is passed, or of a component in the process that registered it.
     """
 
-    kind: Kind
+    kind: ComponentKind
     name: str
     target: object
     summary: str = ""
@@ -97,7 +97,7 @@ def add_component(component: Component) -> None:
         _registered[component.kind, component.name] = component
 
 
-def remove_component(kind: Kind, name: str) -> None:
+def remove_component(kind: ComponentKind, name: str) -> None:
     """Remove a registered component; without effect if there is none of this name."""
     _registered.pop((kind, name), None)
 
@@ -134,9 +134,9 @@ def is_user_code(name: str) -> bool:
     return ".py:" in name or name.startswith(PYTHON) or any(name == known for _, known in _registered)
 
 
-def user_parts(config: RunConfig) -> dict[Kind, tuple[str, str | None]]:
+def user_parts(config: RunConfig) -> dict[ComponentKind, tuple[str, str | None]]:
     """Return the name and the hash of the code of each component of a run that is user code."""
-    parts: dict[Kind, tuple[str, str | None]] = {
+    parts: dict[ComponentKind, tuple[str, str | None]] = {
         "strategy": (config.strategy.name, config.strategy.code),
         "memory": (config.memory.kind, config.memory.code),
         "model": (config.model.name, config.model.code),
@@ -223,7 +223,7 @@ def create_launcher(name: str, options: Mapping[str, Any] | None = None) -> Any:
 # --- Loading ---------------------------------------------------------------------------------------------------------
 
 
-def load_component(kind: Kind, name: str, code: str | None = None) -> Any:
+def load_component(kind: ComponentKind, name: str, code: str | None = None) -> Any:
     """Return the object that a name refers to. Its file is executed, unless the object was passed.
 
     Args:
@@ -303,7 +303,7 @@ _unidentified = itertools.count()  # numbers of objects without an identity
 _imported: dict[str, tuple[object, str]] = {}  # by module: its spec, which a reload replaces, and its first hash
 
 
-def identify(value: Any, kind: Kind, tag: str | None, recorded: bool, definition: Any = None) -> Component:
+def identify(value: Any, kind: ComponentKind, tag: str | None, recorded: bool, definition: Any = None) -> Component:
     """Return an object as a component, with its name in the settings of a run and the hash of its code.
 
     Args:
@@ -340,7 +340,7 @@ def identify(value: Any, kind: Kind, tag: str | None, recorded: bool, definition
     return component
 
 
-def code_hash(kind: Kind, name: str, code: str | None = None) -> str | None:
+def code_hash(kind: ComponentKind, name: str, code: str | None = None) -> str | None:
     """Return the hash of the code of a component; None for names of the package, and if it is not here.
 
     Args:

@@ -110,7 +110,7 @@ def count_steps(config: RunConfig, samples: int | None = None) -> float:
         learned = float(sum(published_stream(stream.name).sizes["train"]))
     else:
         tasks = stream.tasks or _tasks(spec, stream.part)
-        learned = float(tasks * (stream.train_per_task or _samples_per_task(spec, stream.source, tasks)))
+        learned = float(tasks * (stream.train_per_task or _samples_per_task(spec, stream.source)))
     if samples is not None and (spec is None or spec.kind != "permuted"):
         learned = float(samples) if spec is None or spec.kind == "user" else min(learned, samples)
     steps = learned * train.passes * train.updates / (train.batch or 10)
@@ -123,7 +123,7 @@ def _tasks(spec: StreamSpec | None, part: str | None) -> int:
     return {"learn": spec.tasks - spec.validation, "validate": spec.validation}.get(part or "all", spec.tasks) or TASKS
 
 
-def _samples_per_task(spec: StreamSpec | None, source: str | None, tasks: int) -> float:
+def _samples_per_task(spec: StreamSpec | None, source: str | None) -> float:
     counts = SOURCES[source].published if source in SOURCES else None
     if counts is None:
         return SAMPLES

@@ -653,14 +653,6 @@ class Store:
         """Whether a run is known to diverge and has no record of a finished run."""
         return self.divergence(config, seed) is not None
 
-    def seeds(self, config: RunConfig, among: Iterable[int]) -> set[int]:
-        """Subset of the seeds that have a record of a finished run."""
-        return {record.seed for record in self.load_seeds(config, among)}
-
-    def diverged_seeds(self, config: RunConfig) -> dict[int, str]:
-        """Seeds of a run that are known to diverge, each with its reason."""
-        return {record.seed: record.reason for record in self.load_seeds(config).diverged}
-
     def _archived_of(self, run: str) -> list[Record]:
         return [record for (name, _), record in self._archived[0].items() if name == run]
 
@@ -686,21 +678,16 @@ class Store:
             return self.path(config, seed)
         return self.save(config, seed, {"status": DIVERGED, "reason": reason, **(environment or {})})
 
-    def load(self, path: Path) -> Record:
-        """Load the record of a finished run from a file.
-
-        Raises:
-            UserError: If it is not valid, or if the run diverged.
-        """
-        return _finished(read_record(path))
-
     def load_run(self, config: RunConfig, seed: int) -> Record:
         """Load the record of a finished run from its file or from an archive.
 
         Raises:
-            UserError: If there is none, or if it is invalid.
+            UserError: If there is none, if it is invalid, or if the run diverged.
         """
-        return _finished(self._find(config, seed) or read_record(self.path(config, seed)))
+        record = self._find(config, seed) or read_record(self.path(config, seed))
+        if record.status == DIVERGED:
+            raise UserError(f"{record.path}: has no scores, because the run diverged. {record.reason}".rstrip())
+        return record
 
     def load_seeds(self, config: RunConfig, seeds: Iterable[int] | None = None) -> Runs:
         """Load the records of a run, or of some of its seeds; invalid ones are reported as problems."""
@@ -760,9 +747,3 @@ class Store:
         if len(hashes := dict.fromkeys(record.hash for record in runs.records)) > 1:
             raise UserError(f"{query!r} has {len(hashes)} runs: {', '.join(hashes)}. Use the hash of one.")
         return runs
-
-
-def _finished(record: Record) -> Record:
-    if record.status == DIVERGED:
-        raise UserError(f"{record.path}: has no scores, because the run diverged. {record.reason}".rstrip())
-    return record

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from contnorm.bench.components import Component, Kind, add_component, components, launchers
+from contnorm.bench.components import Component, ComponentKind, add_component, components, launchers
 from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
 from contnorm.bench.data.dataset import (
     Progress,
@@ -28,7 +28,7 @@ from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError, unknown
 from contnorm.registry import BUILT_IN, NORMS, current_origin, load_plugins
 
-KINDS = ("strategy", "memory", "model", "dataset")
+REGISTERED_KINDS = ("strategy", "memory", "model", "dataset")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 SIDES = (256, 224)  # in the code that made the published streams, and in the paper's table of data sets
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -90,7 +90,7 @@ def _built_in(specs: Iterable[Any]) -> dict[str, Listing]:
     return {spec.name: Listing(spec.summary, str(BUILT_IN)) for spec in specs}
 
 
-def _added(kind: Kind) -> dict[str, Listing]:
+def _added(kind: ComponentKind) -> dict[str, Listing]:
     return {added.name: Listing(added.summary, str(added.origin)) for added in components(kind)}
 
 
@@ -124,8 +124,8 @@ def register(
         Listing(summary='half of the loss', origin='this process')
         >>> remove_component("strategy", "half")
     """
-    if kind not in KINDS:
-        raise unknown("kind of component", kind, KINDS)
+    if kind not in REGISTERED_KINDS:
+        raise unknown("kind of component", kind, REGISTERED_KINDS)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(f"{kind} {name!r}: can't be registered. Use a name of letters, digits and '_', '.', '+', '-'.")
     if name.lower() in {*NORMS, *STRATEGIES, *ALIASES, *MEMORIES, *NETWORKS, *STREAMS, *STREAM_ALIASES, *SOURCES}:

@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from contnorm.bench.comparison import compare_scores
-from contnorm.bench.config.defaults import changed, run_names
+from contnorm.bench.config.defaults import DEFAULT_IF_NONE, changed, run_names
 from contnorm.bench.config.schema import RunConfig, flatten_settings, format_settings, format_value
 from contnorm.bench.label_metrics import LabelMatrix, mean_ap
 from contnorm.bench.metrics import MAIN_SCORES, acc_so_far, score_title
@@ -31,7 +31,6 @@ SCORES, LABEL_SCORES = MAIN_SCORES, ("map", "c_f1", "o_f1")  # the first one sel
 EXPERIMENT_KEYS = ("strategy.name", "strategy.code", "train.passes", "train.updates", "train.max_steps")
 EXPERIMENT_GROUPS = ("stream.", "memory.", "model.")
 NORM_KEYS = ("norm.name", "norm.groups", "norm.auto_channels", "norm.freeze_after")  # part of a norm's label
-DEFAULT_IF_NONE = ("stream.scenario", "stream.part", "stream.augment")
 IN_TITLE = ("stream.name", "stream.source", "stream.part", "strategy.name", "train.max_steps")  # in every title
 PART_KEYS = ("stream.part", "stream.holdout")  # which samples the scores are of
 MIN_SHARE_OF_SEEDS = 0.5  # of the most seeds of a norm's settings; with fewer, a setting is not chosen

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from statistics import fmean
 
-from contnorm.bench.config.defaults import changed, run_names, varying
+from contnorm.bench.config.defaults import FILLED_IN, changed, run_names, varying
 from contnorm.bench.config.schema import RunConfig, format_settings, format_value
 from contnorm.bench.data.dataset import GROUPS
 from contnorm.bench.label_metrics import LabelMatrix, label_score, mean_ap
@@ -25,7 +25,7 @@ IN_COLUMNS = {
     *("stream.name", "stream.source", "strategy.name", "norm.name", "norm.groups", "norm.freeze_after"),
     *("train.lr", "train.max_steps", "evaluate.moments"),
 }
-FILLED_IN = {"stream.source", "strategy.code", "memory.code", "model.code", "norm.code", "model.weights_hash"}
+NOT_TYPED = {"stream.source", *FILLED_IN}
 SCORES_NOTE = (
     "Percent, mean +- sample standard deviation over seeds. ACC: accuracy on all tasks at the end. Mean over the "
     "stream: accuracy on the tasks so far, averaged over the ends of all tasks. FM: drop from the best earlier "
@@ -61,7 +61,7 @@ def score_tables(runs: Runs) -> list[Table]:
         labels, settings = (["labels"] if multi_label else []), (["settings"] if keys else [])
         heads = ["run", "stream", "strategy", "norm", "lr", "moments", "seeds"]
         heads += [*labels, *map(score_title, names), *settings]
-        shared = {key: value for key, value in changed(configs[0]).items() if key not in keys | IN_COLUMNS | FILLED_IN}
+        shared = {key: value for key, value in changed(configs[0]).items() if key not in keys | IN_COLUMNS | NOT_TYPED}
         notes = [f"Changed from the defaults in all runs: {format_settings(shared, shared)}."] if shared else []
         records = [record for group in some.values() for record in group.records]
         parts = dict.fromkeys(f"{record.hash}: used {part}." for record in records if (part := data_part(record)))
@@ -124,9 +124,9 @@ def accuracy_tables(records: Sequence[Record]) -> Iterator[Table]:
                 [f"task {after}", *("-" if value is None else f"{value:.1f}" for value in row)]
                 for after, row in enumerate(matrix)
             ]
-            score_of = ", mAP" if record.multi_label else ""
+            of_labels = ", mAP" if record.multi_label else ""
             name = ", ".join(run_names(record.config))
-            yield Table(f"{name}: {record.hash} seed {record.seed}{score_of}, {what}", heads, rows)
+            yield Table(f"{name}: {record.hash} seed {record.seed}{of_labels}, {what}", heads, rows)
 
 
 def _percent(counted: AccuracyMatrix | LabelMatrix) -> list[list[float | None]]:
@@ -174,7 +174,7 @@ def _command(group: Sequence[Record]) -> str:
     """Command that repeats the runs."""
     config: RunConfig = group[0].config
     names = {"--stream": config.stream.name, "--strategy": config.strategy.name, "--norm": config.norm.name}
-    rest = {key: value for key, value in changed(config).items() if key not in FILLED_IN}
+    rest = {key: value for key, value in changed(config).items() if key not in NOT_TYPED}
     stream = STREAMS.get(config.stream.name)  # None if this version has no such stream
     if config.stream.source not in (None, *(stream.sources[:1] if stream else ())):
         rest["stream.source"] = config.stream.source

@@ -18,7 +18,7 @@ from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.label_metrics import LabelStats
-from contnorm.bench.records import Store
+from contnorm.bench.records import Store, read_record
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError
 from tests.bench.engine.stopped_runs import results, train
@@ -52,8 +52,7 @@ def test_multilabel_run_learns_and_records_every_score(tmp_path: Path, norm: str
     config = settings(norm={"name": norm}, memory={"kind": kind}, train={"passes": 8})
     lane = Trainer(config, 0, SOURCE, CPU)
     untrained = LabelStats.from_json(evaluate.count_predictions(lane, 3)["labels"]["tally"])
-    store = Store(tmp_path)
-    record = store.load(store.save(config, 0, finished(lane)))
+    record = read_record(Store(tmp_path).save(config, 0, finished(lane)))
     assert record.multi_label
     assert record.score("map") > 100 * np.mean([ap for ap in untrained.ap if ap is not None]) + 10
     for score in ("c_f1", "o_f1", "map", "fm_c_f1", "fm_o_f1", "fm_map"):

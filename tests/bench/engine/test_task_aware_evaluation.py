@@ -13,7 +13,7 @@ from contnorm.bench.engine.evaluate import count_predictions
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.records import Store
+from contnorm.bench.records import Store, read_record
 from tests.datasets import small_mnist
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_record_has_both_counts(root: Path, tmp_path: Path) -> None:
     config = resolve(values, root)
     for _ in execute([Run(config, 0)], RunOptions(runs=tmp_path, data_root=root)):
         pass
-    raw = Store(tmp_path).load(Store(tmp_path).path(config, 0)).raw
+    raw = read_record(Store(tmp_path).path(config, 0)).raw
     plain, known = raw["matrix"], raw["matrix_task"]
     assert plain["total"] == known["total"] and len(known["correct"]) == len(plain["total"]) == raw["reached"]["tasks"]
     for mine, theirs in zip([*known["correct"], known["before"]], [*plain["correct"], plain["before"]], strict=True):

@@ -17,7 +17,7 @@ from contnorm.bench.api.execution import LOG_EVERY, Loggers, OnTaskDone, RunLogs
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.comparison import Experiment, check_experiments, compare
-from contnorm.bench.components import Component, Kind, components_of, identify, loading_user_code
+from contnorm.bench.components import Component, ComponentKind, components_of, identify, loading_user_code
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RUN_ARGUMENTS, flatten_settings, with_setting
 from contnorm.bench.engine.checkpoint import weights_path
@@ -226,7 +226,7 @@ def resolve_run(stream: Stream, arguments: Mapping[str, Any], recorded: bool) ->
         for own_key, own_value in settings.items():
             give(f"{argument}={type(value).__name__}(...)", own_key, own_value)
         if key not in settings:
-            found = identify(value, cast(Kind, argument), arguments.get("tag"), recorded, _definition(value))
+            found = identify(value, cast(ComponentKind, argument), arguments.get("tag"), recorded, _definition(value))
             give(argument, key, found.name)
             if found.code is not None:
                 give(argument, f"{key.partition('.')[0]}.code", found.code)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from contnorm.bench.components import Kind, code_hash, components, find_component, is_file_code, is_user_code
+from contnorm.bench.components import ComponentKind, code_hash, components, find_component, is_file_code, is_user_code
 from contnorm.bench.config.schema import (
     NormConfig,
     RunConfig,
@@ -31,7 +31,9 @@ from contnorm.errors import UserError, unknown
 from contnorm.registry import NormInfo, find_norm, numbered_name
 
 # Settings of a stream for which None means its default; for the others, None means "all".
-_DEFAULT_IF_NONE = ("scenario", "part", "augment")
+DEFAULT_IF_NONE = ("stream.scenario", "stream.part", "stream.augment")
+# Settings that are computed from others.
+FILLED_IN = ("strategy.code", "memory.code", "model.code", "norm.code", "model.weights_hash")
 
 
 def complete(values: Mapping[str, Any], source: str) -> RunConfig:
@@ -60,12 +62,12 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
     strategy = canonical_strategy(requested.strategy.name)
     defaults = merge_settings(stream_defaults(stream, requested.stream.scenario), strategy_defaults(strategy))
     of_stream = values.get("stream", {})
-    unset = [key for key in _DEFAULT_IF_NONE if of_stream.get(key) is None]
-    chosen = {**values, "stream": {key: value for key, value in of_stream.items() if key not in unset}}
+    given = {key: one for key, one in of_stream.items() if one is not None or f"stream.{key}" not in DEFAULT_IF_NONE}
+    chosen = {**values, "stream": given}
     groups: dict[str, Any] = dict(vars(from_dict(merge_settings(defaults, chosen))))
     groups["stream"] = replace(groups["stream"], name=stream.name)
     groups["strategy"] = replace(groups["strategy"], name=strategy)
-    kinds: tuple[tuple[Kind, str, Collection[str]], ...] = (
+    kinds: tuple[tuple[ComponentKind, str, Collection[str]], ...] = (
         ("strategy", "name", STRATEGIES), ("memory", "kind", MEMORIES), ("model", "name", NETWORKS)
     )  # fmt: skip
     for kind, key, built_in in kinds:  # own settings of user code are checked in `resolve`, which may execute it
@@ -185,9 +187,9 @@ def resolved_settings(config: RunConfig) -> Mapping[str, Any]:
     settings = flatten_settings(config.as_dict())
     stream = STREAMS.get(config.stream.name)
     defaults = stream_defaults(stream, config.stream.scenario).get("stream", {}) if stream else {}
-    for name in _DEFAULT_IF_NONE:
-        if settings[f"stream.{name}"] is None:
-            settings[f"stream.{name}"] = defaults.get(name)
+    for key in DEFAULT_IF_NONE:
+        if settings[key] is None:
+            settings[key] = defaults.get(key.removeprefix("stream."))
     norm = known_norm(config.norm.name)
     if norm is not None and not norm[0].grouped:
         settings |= {"norm.groups": None, "norm.auto_channels": None}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contnorm.bench.components import find_component
-from contnorm.bench.config.defaults import apply_defaults
+from contnorm.bench.config.defaults import FILLED_IN, apply_defaults
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import find_stored, list_stored, read_manifest
 from contnorm.bench.data.registry import SOURCES, describe_layouts, find_layout
@@ -18,8 +18,6 @@ from contnorm.bench.models.user_norms import resolve_user_norm
 from contnorm.bench.strategies import resolve_strategy
 from contnorm.bench.streams.tasks import STREAMS, StreamSpec, check_stream
 from contnorm.errors import UserError, unknown
-
-_FILLED_IN = ("strategy.code", "memory.code", "model.code", "norm.code", "model.weights_hash")
 
 
 def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
@@ -33,7 +31,7 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
         UserError: For an invalid or contradictory setting, a missing data set or weights file, or an unusable strategy.
     """
     config = apply_defaults(values)
-    for key in _FILLED_IN:
+    for key in FILLED_IN:
         group, _, name = key.partition(".")
         given = values.get(group, {})
         named = str(given.get("kind" if group == "memory" else "name"))

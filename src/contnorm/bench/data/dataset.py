@@ -138,7 +138,7 @@ def groups_by_count(counts: Iterable[int]) -> tuple[str, ...]:
 
 MANIFEST = "dataset.json"
 VERSION = 2
-KINDS: dict[str, Any] = {cls.__name__: cls for cls in (Source, ArraySource, MultiLabelSource)}
+SOURCE_CLASSES: dict[str, Any] = {cls.__name__: cls for cls in (Source, ArraySource, MultiLabelSource)}
 CACHE_FOLDER = ".contnorm"  # name of the cache folder next to the files of a published data set
 
 Manifest = Mapping[str, Any]
@@ -185,7 +185,7 @@ def load_stored(folder: Path) -> Source:
     """Load a data set, memory-mapped. Arrays are mapped copy-on-write: torch takes writable memory only."""
     manifest = read_manifest(folder)
     values: dict[str, Any] = {}
-    for part in fields(kind := KINDS[manifest["kind"]]):
+    for part in fields(kind := SOURCE_CLASSES[manifest["kind"]]):
         file = folder / f"{part.name}.npy"
         is_array = part.name not in manifest
         values[part.name] = np.lib.format.open_memmap(file, mode="c") if is_array else _tuples(manifest[part.name])

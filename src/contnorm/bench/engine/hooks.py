@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.bench.components import Kind, is_user_code, user_code_error, user_parts
+from contnorm.bench.components import ComponentKind, is_user_code, user_code_error, user_parts
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.models.norm_layers import check_norms
 from contnorm.bench.plan import Plan, sample_weights, stored_items
@@ -102,7 +102,7 @@ class UserCode:
 
     def __init__(self, config: RunConfig, seed: int, device: torch.device) -> None:
         self.seed, self.device, self.draws_random = seed, device, False
-        self.parts: dict[Kind, tuple[str, str | None]] = user_parts(config)
+        self.parts: dict[ComponentKind, tuple[str, str | None]] = user_parts(config)
         self.parts.pop("memory", None)
 
     @contextmanager

@@ -20,7 +20,7 @@ from contnorm.bench.components import is_user_code
 from contnorm.bench.engine.checkpoint import CheckpointWriter, load_checkpoint
 from contnorm.bench.engine.cuda_graph import stepper_for
 from contnorm.bench.engine.evaluate import Measurements, count_predictions, evaluate_task, run_results, task_scores
-from contnorm.bench.engine.run import Event, Kind, Run
+from contnorm.bench.engine.run import Event, EventKind, Run
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.moments.pooling import NonFiniteMomentsError
@@ -62,7 +62,7 @@ class Lane:
             self.trainer.load(tensors, progress)
             self.measured, self.saved = Measurements(**progress["measured"]), self.trainer.done
 
-    def event(self, kind: Kind, **content: Any) -> Event:
+    def event(self, kind: EventKind, **content: Any) -> Event:
         """Return an event of the run."""
         return Event(kind, self.run, self.trainer.done, len(self.trainer.plan.steps), **content)
 

@@ -237,7 +237,7 @@ def list_devices(devices: Sequence[int] | str | int) -> tuple[int, ...]:
     return tuple(indices)
 
 
-Kind = Literal["recorded", "waiting", "started", "steps", "task", "finished", "stopped", "failed", "diverged"]
+EventKind = Literal["recorded", "waiting", "started", "steps", "task", "finished", "stopped", "failed", "diverged"]
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class Event:
         ([60.0, 80.0], 70.0, 0, False)
     """
 
-    kind: Kind
+    kind: EventKind
     run: Run
     done: int = 0
     steps: int = 0

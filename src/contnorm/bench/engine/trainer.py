@@ -35,7 +35,8 @@ from contnorm.bench.engine.hooks import (
     task_items,
 )
 from contnorm.bench.memories import NOT_STORED
-from contnorm.bench.models.build import MODELS, build_model
+from contnorm.bench.models import NETWORKS
+from contnorm.bench.models.build import build_model
 from contnorm.bench.plan import Indices, PlanCache, Step
 from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies import build_strategy
@@ -82,7 +83,7 @@ class Trainer:
         self.user_code = UserCode(config, seed, device)
         parts = self.user_code.parts
         self.has_user_code, self.has_user_strategy = bool(parts), "strategy" in parts
-        self.has_package_network = config.model.name in MODELS and not parts.keys() & {"model", "norm"}
+        self.has_package_network = config.model.name in NETWORKS and not parts.keys() & {"model", "norm"}
         plans = plans or PlanCache(source)
         with self.user_code.seeded("strategy"):
             self.strategy = build_strategy(config.strategy)

@@ -20,8 +20,6 @@ from contnorm.convert import convert_norm
 from contnorm.errors import UserError, unknown
 from contnorm.norms.group import standardize_convolutions
 
-MODELS = tuple(NETWORKS)
-
 
 def build_model(
     config: ModelConfig, norm: NormConfig, shape: tuple[int, ...], outputs: int, total_steps: int
@@ -35,7 +33,7 @@ def build_model(
     try:
         if config.name == "mlp":
             network = MLP(prod(shape), outputs, config.width, norm_maker(norm, 1, total_steps))
-        elif config.name not in MODELS:
+        elif config.name not in NETWORKS:
             network = _user_model(config, norm, shape, outputs, total_steps)
         elif len(shape) != 3:
             raise UserError(
@@ -66,7 +64,7 @@ def _user_model(
     name, (spec, groups) = config.name, find_run_norm(norm)
     if not is_user_code(name):
         known = [component.name for component in components("model")]
-        raise unknown("model", name, [*MODELS, *known, "path/to/file.py:make"])
+        raise unknown("model", name, [*NETWORKS, *known, "path/to/file.py:make"])
     make: Any = load_component("model", name, config.code)
     if spec.absorbs_activation and "apply_act" not in dict(norm.options):
         raise UserError(
