@@ -19,7 +19,7 @@ from contnorm.bench.config.schema import from_dict, merge_settings
 from contnorm.bench.label_metrics import LabelMatrix, LabelStats, c_f1, o_f1
 from contnorm.bench.records import Record, Store
 from contnorm.bench.streams.tasks import STREAMS
-from contnorm.cli.show import show_matrices, show_scores
+from contnorm.cli.records import show_matrices, show_scores
 
 Show = Callable[..., tuple[int, str, str]]
 

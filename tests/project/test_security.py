@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "contnorm"
 
 # Modules that exchange pickles with processes that this process has started, or that started it.
-OWN_PROCESSES = {"bench/engine/launch.py", "bench/engine/ray.py"}
+OWN_PROCESSES = {"bench/engine/launch.py"}
 # A conformance check of a norm of the user, which loads what it has just saved.
 OWN_FILES = {"testing/module_checks.py"}
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Runs, make_record
-from contnorm.cli.show import show_matrices, show_scores
+from contnorm.cli.records import show_matrices, show_scores
 from contnorm.errors import escape_terminal
 from contnorm.report.report import collect_report
 from tests.cli.conftest import printed

@@ -19,21 +19,18 @@ from contnorm.errors import UserError
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics as metrics
-    from contnorm.bench.api.datasets import add_dataset, build_dataset, fetch_dataset
-    from contnorm.bench.api.decide import decide
     from contnorm.bench.api.execution import RunInterrupted, StopRun, resume
     from contnorm.bench.api.result import Result
-    from contnorm.bench.api.run import DivergedError, run, run_all
+    from contnorm.bench.api.run import DivergedError, decide, run, run_all
     from contnorm.bench.api.stream import Stream, evaluate, load_stream
     from contnorm.bench.api.sweep import SweepResult, sweep, tune
     from contnorm.bench.comparison import compare
-    from contnorm.bench.engine.launch import Launcher
-    from contnorm.bench.engine.ray import RayLauncher
-    from contnorm.bench.engine.run import Event, RunOptions
+    from contnorm.bench.engine.launch import RayLauncher
+    from contnorm.bench.engine.run import Event, Launcher, RunOptions
     from contnorm.bench.loggers import Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring
     from contnorm.bench.records import Record, Runs, load_runs
-    from contnorm.bench.registries import available, register
+    from contnorm.bench.registries import add_dataset, available, build_dataset, fetch_dataset, register
     from contnorm.bench.sequential import Verdict
     from contnorm.bench.strategies.base import Batch, Single, Strategy, forward, together
     from contnorm.bench.strategies.derpp import DERpp
@@ -90,21 +87,18 @@ __all__ = [
 ]
 
 _MODULES = {  # below `contnorm.bench`, with their public names
-    "api.datasets": "add_dataset build_dataset fetch_dataset",
-    "api.decide": "decide",
     "api.execution": "RunInterrupted StopRun resume",
     "api.result": "Result",
-    "api.run": "DivergedError run run_all",
+    "api.run": "DivergedError decide run run_all",
     "api.stream": "Stream evaluate load_stream",
     "api.sweep": "SweepResult sweep tune",
     "comparison": "compare",
-    "engine.launch": "Launcher",
-    "engine.ray": "RayLauncher",
-    "engine.run": "Event RunOptions",
+    "engine.launch": "RayLauncher",
+    "engine.run": "Event Launcher RunOptions",
     "loggers": "Logger",
     "memories": "BalancedReservoir Memory PartitioningReservoir Reservoir Ring",
     "records": "Record Runs load_runs",
-    "registries": "available register",
+    "registries": "add_dataset available build_dataset fetch_dataset register",
     "sequential": "Verdict",
     "strategies.base": "Batch Single Strategy forward together",
     "strategies.derpp": "DERpp",

@@ -193,7 +193,7 @@ def launchers() -> dict[str, Component]:
         found[entry.name] = Component("launcher", entry.name, f"{entry.module}:{entry.attr}", summary, origin)
     local, ray = "this machine: its GPUs, or a process per CPU core", "the nodes of a Ray cluster, with retries"
     found["local"] = Component("launcher", "local", None, local, BUILT_IN)
-    found["ray"] = Component("launcher", "ray", "contnorm.bench.engine.ray:RayLauncher", ray, BUILT_IN)
+    found["ray"] = Component("launcher", "ray", "contnorm.bench.engine.launch:RayLauncher", ray, BUILT_IN)
     return found
 
 

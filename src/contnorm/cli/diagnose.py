@@ -14,8 +14,8 @@ from contnorm.bench.data.registry import DIGITS
 from contnorm.bench.records import Store
 from contnorm.bench.selection import has_operator
 from contnorm.cli.common import collection_paused, console, print_lines, print_text
-from contnorm.cli.compare import select_run
 from contnorm.cli.options import takes_options
+from contnorm.cli.records import select_run
 
 if TYPE_CHECKING:
     from contnorm.diagnosis import RunDiagnosis

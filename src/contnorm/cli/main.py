@@ -36,7 +36,7 @@ COMMANDS = {
     "data": "List data sets, download one, add one of yours, or build a multi-label one.",
     "report": "Write a report that compares the norms in your runs: an HTML page or Markdown.",
 }
-_MODULES = {"resume": "run", "ls": "data"}
+_MODULES = {"resume": "run", "ls": "data", "show": "records", "compare": "records", "report": "records"}
 
 
 def load_command(name: str) -> TyperCommand:

@@ -19,7 +19,7 @@ from contnorm.bench.rng import check_seed, check_seeds
 from contnorm.bench.text import spread
 from contnorm.cli.common import collection_paused, console, print_lines, print_text, show_rows
 from contnorm.cli.options import EXECUTION, FLAGS, load_stream, takes_options
-from contnorm.cli.show import show_scores
+from contnorm.cli.records import show_scores
 from contnorm.errors import UserError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from contnorm import bench
-from contnorm.bench.api import decide as decide_module
+from contnorm.bench.api import run as run_module
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.sequential import decide_differences
 
@@ -29,13 +29,13 @@ CLOSE: dict[str, Any] = {"norm": "bn", "lr": 0.08}
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The seeds of every call that runs something."""
     calls: list[list[int]] = []
-    run = decide_module.run_experiments
+    run = run_module.run_experiments
 
     def run_and_count(*args: Any, seeds: list[int], **options: Any) -> Any:
         calls.append(list(seeds))
         return run(*args, seeds=seeds, **options)
 
-    monkeypatch.setattr(decide_module, "run_experiments", run_and_count)
+    monkeypatch.setattr(run_module, "run_experiments", run_and_count)
     return calls
 
 
@@ -62,6 +62,7 @@ def test_results_are_continued_and_their_first_seeds_are_exploratory(
     stream: bench.Stream, counted: list[list[int]]
 ) -> None:
     good, bad = (bench.run(stream, **arguments, seeds=[0, 1, 100, 101], lanes=1) for arguments in (GOOD, BAD))
+    counted.clear()
     decision = bench.decide(good, bad, lanes=1)
     assert counted == [list(range(102, 116))], "seeds 100 and 101 are not repeated"
     assert (
@@ -76,6 +77,7 @@ def test_records_are_decided_without_running(stream: bench.Stream, tmp_path: Pat
         bench.run(stream, **arguments, seeds=range(100, 116), runs=tmp_path, lanes=1)
     runs = bench.load_runs(tmp_path)
     good, bad = runs.where(lr=0.1), runs.where(lr=1e-5)
+    counted.clear()
     assert bench.decide(good, bad).outcome == "higher" and bench.decide(bad, good).outcome == "lower"
     assert bench.decide(iter(list(good)), list(bad)).outcome == "higher"
     assert bench.decide(bench.Result(good), bench.Result(bad)).outcome == "higher"

@@ -22,8 +22,8 @@ from torch import nn
 from contnorm import bench
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.engine.execute import execute, group_runs, plan_groups
-from contnorm.bench.engine.launch import Launcher, Processes
-from contnorm.bench.engine.run import Event, Run, RunOptions, list_devices
+from contnorm.bench.engine.launch import Processes
+from contnorm.bench.engine.run import Event, Launcher, Run, RunOptions, list_devices
 from contnorm.bench.records import Record, Store
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.errors import UserCodeError, UserError

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.step_tensors import build_step_table, samples_of, stretch_end
+from contnorm.bench.engine.trainer import build_step_table, samples_of, stretch_end
 from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.plan import Step, make_plan
 from contnorm.bench.streams.tasks import build_stream

@@ -15,13 +15,11 @@ import numpy as np
 
 from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run import DEFAULT_NORM, find_stream, resolve_run, run_experiments
+from contnorm.bench.api.run import DEFAULT_NORM, check_score, find_stream, resolve_run, run_experiments
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.config.schema import RUN_ARGUMENTS, RunConfig, flatten_settings, format_value
 from contnorm.bench.figures import COLORS, MARKERS, with_png
 from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine, best_candidate
-from contnorm.bench.label_metrics import LABEL_SCORES
-from contnorm.bench.metrics import SCORES
 from contnorm.bench.records import Store, spread_over_seeds
 from contnorm.bench.rng import list_seeds
 from contnorm.bench.streams import tasks
@@ -484,14 +482,6 @@ def _start(
         f"chosen; on ties, the smallest learning rate or tuned value."
     )
     return stream, SweepResult([], axes, stream.name, name, chosen, chosen_on, rule)
-
-
-def check_score(score: str | None, stream: Stream) -> str:
-    """Return the name of a score of a stream; by default the first one."""
-    scores = list(LABEL_SCORES if stream._spec.kind == "multi-label" else SCORES)
-    if score is not None and score not in scores:
-        raise unknown("score", score, scores)
-    return score or scores[0]
 
 
 def _run(stream: Stream, result: SweepResult, trials: Sequence[Trial], execution: Mapping[str, Any]) -> None:

@@ -21,8 +21,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from contnorm.bench.engine.evaluate import evaluation_batch
-from contnorm.bench.engine.step_tensors import StepTable, stretch_end
-from contnorm.bench.engine.trainer import Trainer
+from contnorm.bench.engine.trainer import StepTable, Trainer, stretch_end
 from contnorm.errors import UserCodeError
 from contnorm.kernels.convolution import using_table
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead

@@ -15,10 +15,10 @@ from contnorm.atomic_files import write_atomically
 from contnorm.bench.components import Component, components_of, has_user_frame, share_components, user_code_error
 from contnorm.bench.cost import CostModel, recorded_timings
 from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
-from contnorm.bench.engine.launch import Launcher, Processes
+from contnorm.bench.engine.launch import Processes
 from contnorm.bench.engine.loop import Lane, train_lanes
 from contnorm.bench.engine.provenance import numerics, provenance
-from contnorm.bench.engine.run import Event, Run, RunOptions
+from contnorm.bench.engine.run import Event, Launcher, Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.signals import StopRequested, raise_on_stop

@@ -1,12 +1,13 @@
-"""A run (settings and a seed), how runs are executed, and what happens in them."""
+"""A run (settings and a seed), how and where runs are executed, and what happens in them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -15,10 +16,12 @@ from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source, find_stored
 from contnorm.bench.data.formats import cores
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.launch import Launcher
 from contnorm.bench.metrics import TaskScores
 from contnorm.bench.records import Store
 from contnorm.errors import UserError, check_count
+
+if TYPE_CHECKING:
+    from contnorm.bench.engine.execute import Work
 
 GPU_LANES = 8
 
@@ -49,6 +52,44 @@ class Run:
         """Name of the data set."""
         assert self.config.stream.source is not None  # filled in by `resolve`
         return self.config.stream.source
+
+
+class Launcher(ABC):
+    """Executes groups of runs on workers: in this process, in others, or on other machines.
+
+    Attributes:
+        remote: Whether workers may be on other machines, which have devices that this one may not have.
+
+    Example:
+        >>> from contnorm import bench
+        >>> class OneAfterTheOther(bench.Launcher):
+        ...     "Executes all groups in this process."
+        ...     remote = False
+        ...     def launch(self, work, groups, stop):
+        ...         for group in groups:
+        ...             yield from work(group, stop)
+        >>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=50)
+        >>> bench.run(stream, norm="bn", seeds=2, launcher=OneAfterTheOther()).accuracy.shape
+        (2, 2, 2)
+    """
+
+    remote: ClassVar[bool] = True
+
+    def workers(self) -> int | None:
+        """Return the number of groups that are executed at a time, of which there are then enough; None if unknown."""
+        return None
+
+    @abstractmethod
+    def launch(self, work: Work, groups: Sequence[Sequence[Run]], stop: Callable[[], bool]) -> Iterator[Event]:
+        """Execute groups of runs; yields their events as they arrive.
+
+        Args:
+            work: ``work(group, stop)`` executes one group and yields its events. Send it to another process with
+                `pickle_all`; ``work.options`` has the device, the CPU threads per run and the folder of runs.
+            groups: The groups, longest first.
+            stop: Called often; once it returns True, no group is started, and the running ones are asked to stop: the
+                ``stop`` that their ``work`` was called with returns True.
+        """
 
 
 @dataclass(frozen=True)
