@@ -16,8 +16,6 @@ from typing import Any
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.errors import UserError
 
-__all__ = ["CHECKPOINT", "ENDING", "LOCK", "NOTE", "UnfinishedRun", "is_locked", "read_progress", "unfinished_runs"]
-
 ENDING = ".unfinished"
 NOTE, CHECKPOINT, LOCK = "run.json", "checkpoint.safetensors", "lock"  # names inside the folder
 

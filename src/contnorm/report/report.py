@@ -17,8 +17,6 @@ from contnorm.report.paper import Section, claims_document, section_document, se
 from contnorm.report.runs import divergence_lines, run_details, score_tables
 from contnorm.report.tables import MADE, Document, html_page, markdown
 
-__all__ = ["Report", "collect_report", "write_report"]
-
 Location = str | os.PathLike[str]
 
 

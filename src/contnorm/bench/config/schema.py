@@ -317,23 +317,23 @@ def from_dict(values: Mapping[str, Any], where: str = "config") -> RunConfig:
         if own and not issubclass(_GROUPS[name], ComponentConfig):
             raise UserError(f"{where}: {unknown_key(f'{name}.{next(iter(own))}')}")
         options = {"options": tuple(sorted(own.items()))} if own else {}
-        try:
-            groups[name] = _GROUPS[name](**fields, **options)
-        except ValidationError as error:
-            raise UserError(f"{where}: {_first_problem(error, name, sorted(own))}") from None
+        groups[name] = _checked(_GROUPS[name], {**fields, **options}, name, f"{where}: ", sorted(own))
     return RunConfig(**groups)
 
 
-def _first_problem(error: ValidationError, group: str, own: Sequence[str] = ()) -> str:
-    """Describe the first problem that pydantic reports in a group of settings; ``own`` are names of its options."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = first["loc"]
-    key = ".".join([group, *([own[int(place[1])]] if place[:1] == ("options",) else map(str, place[:1]))])
-    if first["type"] == "missing":
-        return f"{key}: must be set, such as --set {key}=VALUE."
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    shown = f"={show_value(first['input'])}" if place else ""
-    return f"{key}{shown}: {message[:1].lower()}{message[1:]}."
+def _checked(cls: Any, values: Mapping[str, Any], group: str, where: str = "", own: Sequence[str] = ()) -> Any:
+    """Make an object of a group of settings; ``own`` are names of its options, messages begin with ``where``."""
+    try:
+        return cls(**values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = first["loc"]
+        key = ".".join([group, *([own[int(place[1])]] if place[:1] == ("options",) else map(str, place[:1]))])
+        if first["type"] == "missing":
+            raise UserError(f"{where}{key}: must be set, such as --set {key}=VALUE.") from None
+        message = first["msg"].removeprefix("Value error, ").rstrip(".")
+        shown = f"={show_value(first['input'])}" if place else ""
+        raise UserError(f"{where}{key}{shown}: {message[:1].lower()}{message[1:]}.") from None
 
 
 def unknown_key(key: str, own: Sequence[str] = ()) -> UserError:
@@ -389,10 +389,7 @@ def resolve_options(group: str, config: ComponentConfig, component: object) -> O
             raise unknown_key(f"{group}.{name}", names)
     if declared is None:
         return ()
-    try:
-        settings = _checker(declared)(**given)  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise UserError(_first_problem(error, group)) from None
+    settings = _checked(_checker(declared), given, group)  # type: ignore[arg-type]
     return tuple((name, getattr(settings, name)) for name in sorted(names))
 
 
