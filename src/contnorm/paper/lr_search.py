@@ -36,7 +36,7 @@ from contnorm.paper.selection import (
     selection_text,
 )
 
-log = logging.getLogger("contnorm")
+_log = logging.getLogger("contnorm")
 GRID_KEYS: tuple[Dimension, ...] = (
     "stream", "strategy", "norm", "groups", "momentum", "schedule", "freeze_after", "layers", "buffer", "forward",
     "batch", "replay", "moments", "weights",
@@ -233,7 +233,7 @@ def _grids(recipe: Recipe, options: TuneOptions, root: Path, index: RecordIndex)
     if not usable:
         raise UserError(" ".join(problems) or f"tune {recipe.name}: it has no runs.")
     for line in problems:
-        log.warning(line)
+        _log.warning(line)
     return usable
 
 
