@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-from matplotlib.image import imread
 from tools import pages
 from tools.doc_figures import FIGURES, rate_panels, situations, verdict_rates
 from tools.svg import SCHEMES
@@ -32,15 +29,6 @@ def test_figure_is_that_of_the_records(name: str, scheme: str) -> None:
 @pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_generated_parts_of_page_are_those_of_the_records(page: Path) -> None:
     assert page.read_text() == pages.filled(page), AGAIN
-
-
-@pytest.mark.slow
-def test_social_preview_is_that_of_the_records() -> None:
-    made = pages.preview_png()
-    assert made == pages.preview_png(), "the same records give the same bytes"
-    expected, current = (imread(BytesIO(data)) for data in (made, pages.PREVIEW.read_bytes()))
-    assert current.shape[:2] == (640, 1280)
-    assert np.abs(expected - current).mean() < 1e-3, AGAIN  # libraries round and compress differently
 
 
 def test_rates_are_means_over_the_recorded_seeds() -> None:

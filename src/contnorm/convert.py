@@ -18,13 +18,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from contnorm.checks import auto_groups
-from contnorm.detect import (
-    DetectedNorm,
-    TreatAs,
-    detect_norm,
-    drop_and_act,
-    holds_moments,
-)
+from contnorm.detect import DetectedNorm, TreatAs, detect_norm, drop_and_act, holds_moments
 from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.base import MomentNorm, NormLayer

@@ -10,13 +10,7 @@ import pytest
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.memories import (
-    NOT_STORED,
-    Memory,
-    Reservoir,
-    StreamInfo,
-    build_memory,
-)
+from contnorm.bench.memories import NOT_STORED, Memory, Reservoir, StreamInfo, build_memory
 from contnorm.bench.plan import _Views, make_plan
 from contnorm.bench.rng import generator
 from contnorm.bench.streams.tasks import TaskSequence, build_stream

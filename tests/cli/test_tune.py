@@ -17,6 +17,7 @@ from rich.console import Console
 from contnorm.bench.api import execution as running
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, RunOptions
+from contnorm.bench.grid import LEARNING_RATES
 from contnorm.bench.records import Runs, Store
 from contnorm.cli.paper import run_recipe
 from contnorm.cli.tune import tune_recipe
@@ -26,7 +27,7 @@ from contnorm.paper.cells import RecordIndex, cells_of, matches
 from contnorm.paper.lr_search import TuneOptions
 from contnorm.paper.recipe import find_recipe, recipe_names
 from contnorm.paper.run import TableOptions
-from contnorm.paper.selection import RATES, RateResult, find_selection, read_selection
+from contnorm.paper.selection import RateResult, find_selection, read_selection
 from tests.cli.conftest import printed
 from tests.datasets import small_cifar100
 
@@ -199,7 +200,7 @@ def test_grids_use_validation_tasks(name: str, root: Path, tmp_path: Path) -> No
     options = TuneOptions(only=["stream=split-cifar100"], data_root=root, runs=tmp_path)
     grids = lr_search._grids(recipe, options, root, RecordIndex(Runs([])))
     for grid in grids:
-        assert tuple(grid.configs) == RATES and len(set(grid.configs.values())) == len(RATES)
+        assert tuple(grid.configs) == LEARNING_RATES and len(set(grid.configs.values())) == len(LEARNING_RATES)
         assert {(config.stream.part, config.stream.tasks) for config in grid.configs.values()} == {("validate", None)}
         (config,) = {replace(config, train=replace(config.train, lr=1.0)) for config in grid.configs.values()}
         sizes = config.train.batch, config.train.replay, config.strategy.alpha, config.strategy.beta
@@ -249,7 +250,7 @@ def test_package_selections_match_recipes() -> None:
         for one in found.selected if found else ():
             rates = [tried.lr for tried in one.grid]
             if find_recipe(name).ours:  # refined around the best of a grid, which may begin at a lower rate
-                assert len(rates) >= len(RATES) and one.lr in rates
+                assert len(rates) >= len(LEARNING_RATES) and one.lr in rates
             else:
-                assert rates == list(RATES)
+                assert rates == list(LEARNING_RATES)
             assert any(matches(cell.place, one.where) for cell in cells_of(find_recipe(name)))

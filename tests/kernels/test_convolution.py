@@ -102,6 +102,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double().cpu() - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "g"),
     [*((name, GEOMETRIES[0]) for name in VARIANTS), ("split", GEOMETRIES[1]), ("prepared", GEOMETRIES[2]),

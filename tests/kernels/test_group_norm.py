@@ -18,6 +18,8 @@ from contnorm.kernels.triton import launcher
 from contnorm.norms import group
 from tests.kernels.exactness import last, same_under_vmaps
 
+pytestmark = pytest.mark.slow  # Triton's interpreter takes long
+
 pytest.importorskip("triton", reason="Triton is not installed")
 
 Shape = tuple[int, int, int, tuple[int, ...]]

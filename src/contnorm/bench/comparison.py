@@ -14,15 +14,7 @@ from contnorm.bench.config.schema import RunConfig, flatten_settings, format_val
 from contnorm.bench.data.dataset import compare_fingerprints
 from contnorm.bench.records import Record
 from contnorm.bench.selection import SHORT_KEYS, setting_keys
-from contnorm.bench.sequential import (
-    ALPHA,
-    FIRST_SEED,
-    LAST_LOOK,
-    MARGIN,
-    Verdict,
-    decide_differences,
-    with_chance,
-)
+from contnorm.bench.sequential import ALPHA, FIRST_SEED, LAST_LOOK, MARGIN, Verdict, decide_differences, with_chance
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError
 

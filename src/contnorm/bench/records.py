@@ -23,17 +23,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    PrivateAttr,
-    ValidationError,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr
 
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.config.defaults import resolved_settings
@@ -130,7 +121,7 @@ class Record(BaseModel):
     _raw: Mapping[str, Any] = PrivateAttr(default_factory=dict)
     _path: Path | None = PrivateAttr(None)
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _check(self) -> Record:
         if self.hash != self.config.hash:
             raise ValueError(f"its hash is {self.hash}, but that of its settings is {self.config.hash}")
@@ -285,7 +276,7 @@ def _parse(content: bytes, path: Path) -> Record:
             raise ValueError("its content does not match its seal: it was changed")
     except (ValueError, TypeError, LookupError, AttributeError, UserError) as error:
         why = str(error)
-        if isinstance(error, ValidationError):
+        if isinstance(error, pydantic.ValidationError):
             first = error.errors(include_url=False, include_input=False)[0]
             why = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
         raise UserError(f"{path}: is not a valid record ({why}).") from error

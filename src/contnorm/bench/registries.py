@@ -10,14 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from contnorm.bench.components import Component, ComponentKind, add_component, components, launchers
 from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
-from contnorm.bench.data.dataset import (
-    Progress,
-    describe_stored,
-    list_stored,
-    new_folder,
-    read_manifest,
-    save_source,
-)
+from contnorm.bench.data.dataset import Progress, describe_stored, list_stored, new_folder, read_manifest, save_source
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, build, list_cocoseq, list_csv, list_nus_wideseq
 from contnorm.bench.data.registry import FETCHABLE, SOURCES, data_root, fetch
 from contnorm.bench.memories import MEMORIES

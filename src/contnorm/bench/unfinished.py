@@ -70,12 +70,10 @@ def unfinished_runs(root: Path) -> list[UnfinishedRun]:
     for folder in folders:
         if folder.with_suffix(".json").is_file() or not folder.stem.isdecimal():
             continue
-        try:
-            note = json.loads((folder / NOTE).read_bytes())
-            config = from_dict(note["config"])
-        except (OSError, ValueError, LookupError, TypeError, UserError):
-            note, config = {}, None
-        step = 0
+        note, config, step = dict[str, Any](), None, 0
+        with suppress(OSError, ValueError, LookupError, TypeError, UserError):
+            content = json.loads((folder / NOTE).read_bytes())
+            note, config = content, from_dict(content["config"])
         with suppress(OSError, ValueError, LookupError):  # there is none, or the run is just being recorded
             step = int(read_progress(folder / CHECKPOINT)["done"])
         runs.append(UnfinishedRun(folder, config, step, is_locked(folder), note))
@@ -91,10 +89,8 @@ def is_locked(folder: Path) -> bool:
     try:
         with FileLock(folder / LOCK, timeout=0, thread_local=False):
             return False
-    except Timeout:
-        return True
-    except OSError:  # such as a read-only folder, where no run is executed
-        return False
+    except OSError as error:
+        return isinstance(error, Timeout)  # others are of a read-only folder, where no run is executed
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:

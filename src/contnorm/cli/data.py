@@ -17,14 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from contnorm import bench
 from contnorm.bench.data.dataset import SPLITS, Manifest, find_stored, list_stored, read_manifest
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
-from contnorm.bench.data.registry import (
-    ENVIRONMENT,
-    FETCHABLE,
-    SOURCES,
-    SourceSpec,
-    data_root,
-    location_of,
-)
+from contnorm.bench.data.registry import ENVIRONMENT, FETCHABLE, SOURCES, SourceSpec, data_root, location_of
 from contnorm.bench.registries import Listing, streams_of_source
 from contnorm.cli.common import DataRoot, console, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown

@@ -15,12 +15,13 @@ import typer
 from rich.console import Console
 
 from contnorm import bench, paper
+from contnorm.bench.grid import LEARNING_RATES
 from contnorm.bench.rng import check_seeds
 from contnorm.cli.common import console, print_lines, print_text, show_rows
 from contnorm.cli.options import EXECUTION, load_stream, run_options, takes_options
 from contnorm.cli.run import JsonFlag, PlotFile, ScoreName, show_result
 from contnorm.errors import UserError
-from contnorm.paper.selection import RATES, RateResult
+from contnorm.paper.selection import RateResult
 
 if TYPE_CHECKING:
     from contnorm.paper.lr_search import GridResult, TuneOptions, TuneResult
@@ -93,7 +94,7 @@ def _recipe_options(typed: Mapping[str, Any], execution: Mapping[str, Any], seed
     return paper.TuneOptions(
         seeds,
         only,
-        given.get("lr", RATES),
+        given.get("lr", LEARNING_RATES),
         run_options(execution),
         given.get("max_steps"),
         given.get("precision"),

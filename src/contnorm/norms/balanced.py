@@ -43,14 +43,7 @@ from torch import Tensor, nn
 
 from contnorm.checks import check_number, statistics_dtype
 from contnorm.kernels.pivot import per_channel
-from contnorm.norms.base import (
-    MomentNorm,
-    channel_moments,
-    check_arguments,
-    empty_like_input,
-    unbiased,
-    update_moments,
-)
+from contnorm.norms.base import MomentNorm, channel_moments, check_arguments, empty_like_input, unbiased, update_moments
 from contnorm.norms.batch import batch_norm
 from contnorm.tags import BatchTags, current_tags
 

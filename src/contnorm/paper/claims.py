@@ -17,20 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from contnorm.bench import sequential
 from contnorm.bench.comparison import chance_level
 from contnorm.bench.records import spread_over_seeds
-from contnorm.bench.sequential import (
-    FIRST_SEED,
-    LAST_LOOK,
-    LOOKS,
-    MARGIN,
-    Verdict,
-    decide_differences,
-    decide_family,
-    decide_with,
-    reach,
-    with_chance,
-)
 from contnorm.bench.stats import Interval, PairedDifference, summarize_differences, variance_ratio_interval
 from contnorm.paper.cells import MeasuredCell, RecipeCell, cells_of, comparable, matches
 from contnorm.paper.recipe import Claim, PublishedNumber, Recipe, drift_parts
@@ -256,8 +245,8 @@ class StagedRule:
         max_seeds: Largest number of seeds that undecided cases may get.
     """
 
-    margin: float = MARGIN
-    max_seeds: int = LAST_LOOK
+    margin: float = sequential.MARGIN
+    max_seeds: int = sequential.LAST_LOOK
 
 
 def decide_claims(
@@ -339,20 +328,20 @@ class _Comparison:
         """Whether runs may have the score: not if shared seeds lack it, as that of forgetting after one task."""
         return bool(self.differences) or not set.intersection(*(set(one.records) for one in self.cells))
 
-    def verdict(self, rule: StagedRule) -> Verdict:
+    def verdict(self, rule: StagedRule) -> sequential.Verdict:
         """Verdict of the rule on this comparison alone."""
         diverged = {seed for one in self.cells for seed in one.diverged}
-        return decide_differences(self.differences, margin=rule.margin, diverged=diverged)
+        return sequential.decide_differences(self.differences, margin=rule.margin, diverged=diverged)
 
 
 def _families(comparisons: Sequence[_Comparison], rule: StagedRule, ours: bool) -> dict[str, tuple[int, float]]:
     """Of each stream, the number of comparisons that have a look, and the share of alpha at which signs are decided."""
-    by_stream: dict[str, dict[Hashable, Verdict]] = {}
+    by_stream: dict[str, dict[Hashable, sequential.Verdict]] = {}
     for one in comparisons:
         if one.is_staged and (verdict := one.verdict(rule)).looks:
             by_stream.setdefault(one.of.stream, {})[one.key] = verdict
     decided = {
-        stream: decide_family(some, correction="benjamini-hochberg" if ours else "holm")
+        stream: sequential.decide_family(some, correction="benjamini-hochberg" if ours else "holm")
         for stream, some in by_stream.items()
     }
     return {stream: (len(some), next(iter(some.values())).share) for stream, some in decided.items()}
@@ -400,9 +389,9 @@ def _staged_case(one: _Comparison, family: tuple[int, float] | None, rule: Stage
     claim, verdict = one.claim, one.verdict(rule)
     if family is not None:  # whether a difference is within a margin is decided at alpha / size
         size, share = family
-        verdict = decide_with(verdict, size, 1 / size if claim.kind in ("near", "flat") else share)
-    last = FIRST_SEED + (verdict.seeds or LOOKS[0])
-    counted = [value for seed, value in verdict.differences.items() if FIRST_SEED <= seed < last]
+        verdict = sequential.decide_with(verdict, size, 1 / size if claim.kind in ("near", "flat") else share)
+    last = sequential.FIRST_SEED + (verdict.seeds or sequential.LOOKS[0])
+    counted = [value for seed, value in verdict.differences.items() if sequential.FIRST_SEED <= seed < last]
     pair = summarize_differences(counted) if counted else None
     outcome = _outcome(claim, verdict)
     notes = []
@@ -421,7 +410,7 @@ def _has_margin(claim: Claim) -> bool:
     return claim.kind == "above" and drift_parts(claim.score) is None
 
 
-def _outcome(claim: Claim, verdict: Verdict) -> CaseOutcome:
+def _outcome(claim: Claim, verdict: sequential.Verdict) -> CaseOutcome:
     if not _has_margin(claim):
         return _by_interval(claim, verdict.interval)
     outcomes: dict[str, CaseOutcome] = {"higher": "holds", "lower": "does not hold", "equivalent": "equivalent"}
@@ -441,19 +430,21 @@ def _by_interval(claim: Claim, interval: Interval | None) -> CaseOutcome:
     return "holds" if (interval.low > 0) == (claim.kind == "above") else "does not hold"
 
 
-def _at_chance(one: _Comparison, verdict: Verdict) -> str:
+def _at_chance(one: _Comparison, verdict: sequential.Verdict) -> str:
     """The outcome if each diverged run counts as chance accuracy; empty if the score has no chance level."""
     records = [record for cell in one.cells for record in cell.records.values()]
     chance = chance_level(records[0], one.claim.score) if records and len(one.cells) == 2 else None
     if chance is None:
         return ""
-    ours, theirs = (with_chance(some, cell.diverged, chance) for some, cell in zip(one.scores, one.cells, strict=True))
+    ours, theirs = (
+        sequential.with_chance(some, cell.diverged, chance) for some, cell in zip(one.scores, one.cells, strict=True)
+    )
     differences = {seed: ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()}
     full = replace(verdict, differences=differences, without_pair=frozenset())
-    return f" (as chance accuracy: {_outcome(one.claim, decide_with(full, verdict.cases, verdict.share))})"
+    return f" (as chance accuracy: {_outcome(one.claim, sequential.decide_with(full, verdict.cases, verdict.share))})"
 
 
-def _lacking(one: _Comparison, verdict: Verdict, pair: PairedDifference | None, rule: StagedRule) -> str:
+def _lacking(one: _Comparison, verdict: sequential.Verdict, pair: PairedDifference | None, rule: StagedRule) -> str:
     """What an undecided case lacks."""
     claim = one.claim
     if not_run := [cell.cell.label for cell in one.cells if not cell.run]:
@@ -461,13 +452,13 @@ def _lacking(one: _Comparison, verdict: Verdict, pair: PairedDifference | None, 
     if not one.has_score:
         return f"{claim.score} has no value in these runs"
     if verdict.interval is None or pair is None:
-        return f"{0 if pair is None else len(pair.differences)} of the {LOOKS[0]} seeds of the first look"
+        return f"{0 if pair is None else len(pair.differences)} of the {sequential.LOOKS[0]} seeds of the first look"
     std = spread_over_seeds(list(pair.differences))[1]
-    for seeds in (look for look in LOOKS if look > verdict.seeds):
-        half = reach(std, rule.margin, verdict.cases, seeds).half_width
+    for seeds in (look for look in sequential.LOOKS if look > verdict.seeds):
+        half = sequential.reach(std, rule.margin, verdict.cases, seeds).half_width
         interval = Interval(pair.mean - half, pair.mean + half)
         within = _has_margin(claim) and -rule.margin < interval.low and interval.high < rule.margin
         if within or _by_interval(claim, interval) != "undecided":
             beyond = f", more than the limit of {rule.max_seeds}" if seeds > rule.max_seeds else ""
             return f"would need about {seeds} seeds, with this mean and spread{beyond}"
-    return f"would need more than {LOOKS[-1]} seeds, with this mean and spread"
+    return f"would need more than {sequential.LOOKS[-1]} seeds, with this mean and spread"

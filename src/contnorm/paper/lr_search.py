@@ -18,7 +18,7 @@ from contnorm.bench.api.execution import run_missing
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import data_root
 from contnorm.bench.engine.run import Run, RunOptions
-from contnorm.bench.grid import LineSearch, Refine
+from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine
 from contnorm.bench.records import DIVERGED, Store
 from contnorm.bench.rng import check_seeds
 from contnorm.bench.streams.tasks import find_stream
@@ -26,15 +26,7 @@ from contnorm.errors import UserError
 from contnorm.paper.cells import RecipeCell, RecordIndex, cells_of, filter_cells, numerics_of, with_numerics
 from contnorm.paper.recipe import Dimension, Recipe, Selector, find_recipe
 from contnorm.paper.run import config_of, is_present, missing_data_message, selection_file, selection_of
-from contnorm.paper.selection import (
-    RATES,
-    RateResult,
-    SelectedRate,
-    Selection,
-    best_rate,
-    read_selection,
-    selection_text,
-)
+from contnorm.paper.selection import RateResult, SelectedRate, Selection, best_rate, read_selection, selection_text
 
 _log = logging.getLogger("contnorm")
 GRID_KEYS: tuple[Dimension, ...] = (
@@ -66,7 +58,7 @@ class TuneOptions:
 
     seeds: int = 3
     only: Sequence[str] = ()
-    rates: Sequence[float] = RATES
+    rates: Sequence[float] = LEARNING_RATES
     execution: RunOptions = field(default_factory=RunOptions)
     max_steps: int | None = None
     precision: str | None = None

@@ -16,13 +16,7 @@ from rich.console import Console
 
 from contnorm.bench.api.execution import run_missing
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import (
-    RunConfig,
-    from_dict,
-    merge_settings,
-    nest_settings,
-    parse_assignments,
-)
+from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings, nest_settings, parse_assignments
 from contnorm.bench.data.dataset import find_stored
 from contnorm.bench.data.registry import SOURCES, data_root, describe_layouts, find_layout, location_of
 from contnorm.bench.engine.run import Run, RunOptions, list_devices
@@ -43,14 +37,7 @@ from contnorm.paper.cells import (
 )
 from contnorm.paper.claims import CellComparison, StagedRule
 from contnorm.paper.recipe import RUNS, Recipe, find_recipe, recipe_names
-from contnorm.paper.selection import (
-    Selection,
-    TableVariant,
-    find_selection,
-    fresh_variant,
-    read_selection,
-    variants_of,
-)
+from contnorm.paper.selection import Selection, TableVariant, find_selection, fresh_variant, read_selection, variants_of
 
 _log = logging.getLogger("contnorm")
 RATE_CHOICES = ("one", "best", "both")

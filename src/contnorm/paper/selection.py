@@ -18,15 +18,13 @@ from typing import Any
 from pydantic import ConfigDict
 
 from contnorm.bench.config.schema import parse_toml, read_toml_text
-from contnorm.bench.grid import LEARNING_RATES, best_candidate
+from contnorm.bench.grid import best_candidate
 from contnorm.bench.records import spread_over_seeds
 from contnorm.bench.sequential import FIRST_SEED
 from contnorm.errors import UserError
 from contnorm.paper.cells import MeasuredCell, RecipeCell, cells_of, matches
 from contnorm.paper.claims import ClaimResult, StagedRule, decide_claims
 from contnorm.paper.recipe import Recipe, SelectedSettings, Selector, checked
-
-RATES = LEARNING_RATES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ best one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import combinations
@@ -18,7 +18,7 @@ from typing import Any
 from contnorm.bench.comparison import compare_scores
 from contnorm.bench.config.defaults import DEFAULT_IF_NONE, changed, run_names
 from contnorm.bench.config.schema import RunConfig, flatten_settings, format_settings, format_value
-from contnorm.bench.label_metrics import LabelMatrix, mean_ap
+from contnorm.bench.label_metrics import mean_ap
 from contnorm.bench.metrics import MAIN_SCORES, acc_so_far, score_title
 from contnorm.bench.records import Record, Runs
 from contnorm.bench.sequential import Verdict, decide_family
@@ -51,7 +51,6 @@ HOW_PAIRED = (
 EXACT_MOMENTS = "An asterisk marks evaluation with exact moments instead of running ones."
 
 Key = tuple[tuple[str, str], ...]
-Figure = Callable[[], str]
 
 
 @dataclass
@@ -214,7 +213,11 @@ def experiments_of(runs: Runs) -> list[Experiment]:
     for record in sorted(runs.records, key=lambda r: (run_names(r.config), r.hash, r.seed)):
         key = _experiment_key(record.config)
         configs.setdefault(key, record.config)
-        for moments, row in _evaluations(record):
+        for moments, counted in record.evaluated.items():
+            names = LABEL_SCORES if record.multi_label else SCORES
+            row: dict[str, Any] = {name: score_of(record, counted, name) for name in names}
+            row["curve"] = [mean_ap(one) for one in counted.tally] if record.multi_label else acc_so_far(counted)
+            row["record"] = record
             place, norm, values = _setting_key(record.config, moments)
             setting = settings.setdefault(key, {}).setdefault(place, Setting(norm, values))
             setting.rows.setdefault(record.seed, row)  # settings of evaluation alone may give several records of a seed
@@ -267,15 +270,6 @@ def _setting_key(config: RunConfig, moments: str) -> tuple[Key, str, dict[str, A
         if not (_is_experiment_key(key) or key in NORM_KEYS or key.startswith("evaluate."))
     }
     return (("norm", norm), *((key, format_value(value)) for key, value in values.items())), norm, values
-
-
-def _evaluations(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Scores, and the curve over tasks, by the moments of the evaluation."""
-    names = LABEL_SCORES if record.multi_label else SCORES
-    for moments, counted in record.evaluated.items():
-        scores: dict[str, Any] = {name: score_of(record, counted, name) for name in names}
-        curve = [mean_ap(row) for row in counted.tally] if isinstance(counted, LabelMatrix) else acc_so_far(counted)
-        yield moments, {**scores, "curve": curve, "record": record}
 
 
 def _titles(configs: Mapping[Key, RunConfig]) -> dict[Key, str]:
@@ -343,7 +337,32 @@ def comparison(experiments: Sequence[Experiment], lead: Sequence[str] = ()) -> D
     notes = [HOW_COMPARED] if several else []
     notes += [HOW_PAIRED] if any(one.differences for one in experiments) else []
     notes += [EXACT_MOMENTS] if exact else []
-    tables = [table for number, one in enumerate(experiments, 1) for table in _tables(one, number)]
+    tables = []
+    for number, experiment in enumerate(experiments, 1):
+        names, rows = experiment.score_names, list[list[str]]()
+        others = any(len(experiment.values(setting)) > 1 for setting in experiment.chosen)
+        for best in experiment.best:
+            if (setting := best.setting) is None:
+                cells = ["-", "diverged", *["-"] * (len(names) - 1), "0", *(["-"] if others else [])]
+            else:
+                cells = [f"{setting.lr:g}", *(spread(setting.column(name)) for name in names), str(len(setting.rows))]
+                cells += [", ".join(experiment.values(setting)[1:]) or "-"] if others else []
+            rows.append([best.norm, *cells, str(best.tried), best.chosen_on])
+        heads = ["norm", "lr", *map(score_title, names), "seeds", *(["other settings"] if others else [])]
+        folded, below = number > MOST_DRAWN, [_curves(experiment), _rates(experiment), _pairs(experiment)]
+        best_settings = Table(
+            f"{experiment.title}: best setting of each norm",
+            [*heads, "settings tried", "chosen on"],
+            rows,
+            notes=list(_notes(experiment)),
+            lead=headline(experiment),
+            figures=[] if folded else [figure for table in below for figure in table.figures],
+            folded=folded,
+            name=f"experiment-{number}",
+        )
+        curves, rates, pairs = (replace(table, figures=()) for table in below)
+        tables += [best_settings, *([replace(pairs, folded=folded)] if pairs.rows else []), curves]
+        tables += [rates] if len(experiment.rates) > 1 else []
     return Document("comparison", "Comparison of the norms", tables, [*lead, *notes])
 
 
@@ -362,40 +381,7 @@ def headline(experiment: Experiment) -> str:
     return sentence
 
 
-def _tables(experiment: Experiment, number: int) -> Iterator[Table]:
-    folded, title = number > MOST_DRAWN, experiment.title
-    curves, drawn = _curves(experiment)
-    rates, rates_drawn = _rates(experiment)
-    pairs, pairs_drawn = _pairs(experiment)
-    others = any(len(experiment.values(setting)) > 1 for setting in experiment.chosen)
-    heads = ["norm", "lr", *map(score_title, experiment.score_names), "seeds", *(["other settings"] if others else [])]
-    rows = []
-    for best in experiment.best:
-        if (setting := best.setting) is None:
-            cells = ["-", "diverged", *["-"] * (len(experiment.score_names) - 1), "0", *(["-"] if others else [])]
-        else:
-            scores = [spread(setting.column(name)) for name in experiment.score_names]
-            more = ", ".join(experiment.values(setting)[1:]) or "-"
-            cells = [f"{setting.lr:g}", *scores, str(len(setting.rows)), *([more] if others else [])]
-        rows.append([best.norm, *cells, str(best.tried), best.chosen_on])
-    yield Table(
-        f"{title}: best setting of each norm",
-        [*heads, "settings tried", "chosen on"],
-        rows,
-        notes=list(_notes(experiment)),
-        lead=headline(experiment),
-        figures=[] if folded else [*drawn, *rates_drawn, *pairs_drawn],
-        folded=folded,
-        name=f"experiment-{number}",
-    )
-    if experiment.differences:
-        yield replace(pairs, folded=folded)
-    yield curves
-    if len(experiment.rates) > 1:
-        yield rates
-
-
-def _pairs(experiment: Experiment) -> tuple[Table, list[Figure]]:
+def _pairs(experiment: Experiment) -> Table:
     """Table and figure of the paired differences."""
     rows, differences = [], {}
     for a, b, verdict in experiment.differences:
@@ -417,10 +403,10 @@ def _pairs(experiment: Experiment) -> tuple[Table, list[Figure]]:
     notes = [] if few else [f"{experiment.chosen[0].norm}, the first norm above, minus each other norm."]
     draw = partial(paired_differences, differences, f"{title} at the best settings", unit)
     heads = ("difference", "points", "interval", "seeds", "verdict")
-    return Table(title, heads, rows, notes), [draw] if differences else []
+    return Table(title, heads, rows, notes, figures=[draw] if differences else [])
 
 
-def _curves(experiment: Experiment) -> tuple[Table, list[Figure]]:
+def _curves(experiment: Experiment) -> Table:
     """Table and figure of the scores after each task: of the best settings, or of all settings of a single norm."""
     shown = experiment.chosen
     if len(shown) == 1:
@@ -434,10 +420,10 @@ def _curves(experiment: Experiment) -> tuple[Table, list[Figure]]:
     label = "mAP" if experiment.score_names is LABEL_SCORES else "accuracy"
     title, heads = f"{experiment.title}: {label} after each task", ["setting", *(f"task {i + 1}" for i in range(tasks))]
     draw = partial(curves_over_tasks, curves, title, f"{label} on the tasks so far (percent)")
-    return Table(f"{title}{part}", heads, rows, folded=True), [draw]
+    return Table(f"{title}{part}", heads, rows, figures=[draw], folded=True)
 
 
-def _rates(experiment: Experiment) -> tuple[Table, list[Figure]]:
+def _rates(experiment: Experiment) -> Table:
     """Table and figure of the score of each norm at each learning rate."""
     rows, points, name = [], {}, experiment.score_names[0]
     for norm in [setting.norm for setting in experiment.chosen]:
@@ -454,12 +440,27 @@ def _rates(experiment: Experiment) -> tuple[Table, list[Figure]]:
     shown = dict(list(points.items())[:MOST_CURVES])
     draw = partial(score_by_rate, shown, title, f"{experiment.title_of_score} (percent)")
     heads = ["norm", *(f"lr={rate:g}" for rate in experiment.rates)]
-    return Table(title, heads, rows, folded=True), [draw] if len(experiment.rates) > 1 else []
+    return Table(title, heads, rows, figures=[draw] if len(experiment.rates) > 1 else [], folded=True)
 
 
 def _notes(experiment: Experiment) -> Iterator[str]:
     """Notes on the selection, the shared settings, diverged runs and the data."""
-    yield _selection_note(experiment)
+    chosen_on, name = {best.chosen_on for best in experiment.best}, experiment.title_of_score
+    if chosen_on == {ONE_SETTING}:
+        yield "Nothing was chosen: each norm was run with one setting."
+    elif ON_TEST in chosen_on:
+        yield (
+            f"Settings were chosen by {name} on the test tasks, so the scores of the chosen ones are too high, and the "
+            "more so the more settings were tried. Choose on validation tasks for an unbiased comparison."
+        )
+    elif experiment.validation:
+        yield (
+            f"These are validation runs: settings were chosen by the same {name} that is shown, which is too high for "
+            "the chosen ones. Run these settings on the test tasks for an unbiased comparison."
+        )
+    else:
+        data = " and ".join(sorted(chosen_on - {ONE_SETTING}))
+        yield f"Settings were chosen by {name} on {data}; the scores are on the test tasks."
     shared = {
         key: value
         for key, value in changed(experiment.config).items()
@@ -482,21 +483,3 @@ def _notes(experiment: Experiment) -> Iterator[str]:
         )
     yield from dict.fromkeys(f"Some runs used {part}." for one in experiment.records if (part := data_part(one)))
     yield from data_remarks(experiment.records)
-
-
-def _selection_note(experiment: Experiment) -> str:
-    chosen_on, name = {best.chosen_on for best in experiment.best}, experiment.title_of_score
-    if chosen_on == {ONE_SETTING}:
-        return "Nothing was chosen: each norm was run with one setting."
-    if ON_TEST in chosen_on:
-        return (
-            f"Settings were chosen by {name} on the test tasks, so the scores of the chosen ones are too high, and the "
-            "more so the more settings were tried. Choose on validation tasks for an unbiased comparison."
-        )
-    if experiment.validation:
-        return (
-            f"These are validation runs: settings were chosen by the same {name} that is shown, which is too high for "
-            "the chosen ones. Run these settings on the test tasks for an unbiased comparison."
-        )
-    data = " and ".join(sorted(chosen_on - {ONE_SETTING}))
-    return f"Settings were chosen by {name} on {data}; the scores are on the test tasks."

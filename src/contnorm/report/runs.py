@@ -145,9 +145,11 @@ def run_details(runs: Runs) -> Document:
         config, first = group.records[0].config, group.records[0]
         matrices = [_percent(record.counted) for record in group.records]
         side = min(map(len, matrices))
-        cells = [[_mean([matrix[after][task] for matrix in matrices]) for task in range(side)] for after in range(side)]
-        heads = ["after", *(f"task {task + 1}" for task in range(side))]
-        rows = [[f"task {after + 1}", *row] for after, row in enumerate(cells)]
+        heads, rows = ["after", *(f"task {task + 1}" for task in range(side))], []
+        for after in range(side):
+            known = [[value for one in matrices if (value := one[after][j]) is not None] for j in range(side)]
+            means = [f"{fmean(values):.1f}" if len(values) == len(matrices) else "" for values in known]
+            rows.append([f"task {after + 1}", *means])
         reached = first.raw.get("reached")
         facts = {
             "Command": _command(group.records),
@@ -163,11 +165,6 @@ def run_details(runs: Runs) -> Document:
         title = f"{' '.join(run_names(config))}, lr {config.train.lr:g}, {run}: {what} after each task, mean over seeds"
         tables.append(Table(title, heads, rows, notes, folded=True))
     return Document("details", "Details of each run", tables)
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{fmean(known):.1f}" if len(known) == len(values) else ""
 
 
 def _command(group: Sequence[Record]) -> str:

@@ -17,23 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from contnorm.convert import convert_norm
 from contnorm.moments.freeze import freeze_stats
 from contnorm.tags import ReplayRequest, batch_tags
-from contnorm.testing.conformance import (
-    CHANNELS,
-    SHAPES,
-    CheckSkipped,
-    NormSubject,
-    assert_close,
-    norm_check,
-    require,
-)
-from contnorm.testing.value_checks import (
-    FLOAT32,
-    MODES,
-    STOCK,
-    assert_all_close,
-    assert_same_state,
-    gradients_of,
-)
+from contnorm.testing.conformance import CHANNELS, SHAPES, CheckSkipped, NormSubject, assert_close, norm_check, require
+from contnorm.testing.value_checks import FLOAT32, MODES, STOCK, assert_all_close, assert_same_state, gradients_of
 
 _MOMENTS = ("running_mean", "running_var")
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from contnorm.bench.data.dataset import (
-    compare_fingerprints,
-    fingerprint_arrays,
-    fingerprint_files,
-)
+from contnorm.bench.data.dataset import compare_fingerprints, fingerprint_arrays, fingerprint_files
 
 
 @pytest.mark.parametrize(

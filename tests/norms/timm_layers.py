@@ -35,12 +35,5 @@ def output(layer: nn.Module) -> Tensor:
     return y.detach()
 
 
-def assert_numbers(y: Tensor, expected: list[float], total: float, step: int = 5) -> None:
-    torch.testing.assert_close(
-        y.flatten()[::step], torch.tensor(expected, dtype=torch.float64), rtol=TOLERANCE, atol=TOLERANCE
-    )
-    assert y.sum().item() == pytest.approx(total, rel=TOLERANCE, abs=1e-5)
-
-
 def timm_layers() -> Any:
     return pytest.importorskip("timm.layers", reason="timm is not installed", exc_type=ImportError)
