@@ -97,18 +97,18 @@ def measure_steps(device: torch.device, chosen: Sequence[StepCase] | None = None
         chosen = chosen or [StepCase(norm, "pool", "fp32", 1) for norm in ("bn", "cn")]
     for size, cases in groupby(chosen or step_cases(), key=lambda case: case.size):
         source = noise_source(size)
-        pictures = DeviceImages.of(source, device)
+        images = DeviceImages.of(source, device)
         for case in cases:
-            yield _measure(case, device, source, pictures)
+            yield _measure(case, device, source, images)
 
 
-def _measure(case: StepCase, device: torch.device, source: Source, pictures: DeviceImages) -> StepRow:
+def _measure(case: StepCase, device: torch.device, source: Source, images: DeviceImages) -> StepRow:
     large = case.size > 32 and device.type == "cuda"
     first_task = LARGE_FIRST_TASK if large else FIRST_TASK[device.type]
     blocks, steps = LARGE_BLOCKS if large else BLOCKS[device.type]
     config = step_config(case, first_task * step_config(case).train.batch)
     with numerics(config.train):
-        lanes = [Trainer(config, seed, source, device, pictures) for seed in range(case.lanes)]
+        lanes = [Trainer(config, seed, source, device, images) for seed in range(case.lanes)]
         stepper = stepper_for(lanes)
         stepper.advance(first_task + steps)  # skips the steps without replay, and the capture
         return StepRow(case, Percentiles.of([_block(stepper, steps, case.lanes) for _ in range(blocks)]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -91,11 +91,11 @@ class Plan:
 
     Example:
         >>> step = Step(0, np.array([7]), np.array([NOT_STORED]), (), (), None, None)
-        >>> len(Plan((step,), ends=(1,), slots=0).steps)
-        1
+        >>> Plan((step,), ends=(1,), slots=0)
+        Plan(ends=(1,), slots=0)
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = field(repr=False)
     ends: tuple[int, ...]
     slots: int
 

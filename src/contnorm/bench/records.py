@@ -38,7 +38,7 @@ from contnorm.errors import UserError, unknown, usable
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-log = logging.getLogger("contnorm")
+_log = logging.getLogger("contnorm")
 
 SCHEMA = 3
 FINISHED: Literal["finished"] = "finished"
@@ -540,7 +540,7 @@ def load_runs(path: str | os.PathLike[str]) -> Runs:
         return Runs.of([read_record(place)])
     runs = Store(place).load_all()
     if not (runs or runs.diverged or runs.problems):
-        log.warning(f"{place}: has no records. Name a folder of runs, an archive, or a folder of archives.")
+        _log.warning(f"{place}: has no records. Name a folder of runs, an archive, or a folder of archives.")
     return runs
 
 

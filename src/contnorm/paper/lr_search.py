@@ -28,7 +28,7 @@ from contnorm.paper.recipe import Dimension, Recipe, Selector, find_recipe
 from contnorm.paper.run import config_of, is_present, missing_data_message, selection_file, selection_of
 from contnorm.paper.selection import RateResult, SelectedRate, Selection, best_rate, read_selection, selection_text
 
-log = logging.getLogger("contnorm")
+_log = logging.getLogger("contnorm")
 GRID_KEYS: tuple[Dimension, ...] = (
     "stream", "strategy", "norm", "groups", "momentum", "schedule", "freeze_after", "layers", "buffer", "forward",
     "batch", "replay", "moments", "weights",
@@ -225,7 +225,7 @@ def _grids(recipe: Recipe, options: TuneOptions, root: Path, index: RecordIndex)
     if not usable:
         raise UserError(" ".join(problems) or f"tune {recipe.name}: it has no runs.")
     for line in problems:
-        log.warning(line)
+        _log.warning(line)
     return usable
 
 

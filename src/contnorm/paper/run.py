@@ -39,7 +39,7 @@ from contnorm.paper.claims import CellComparison, StagedRule
 from contnorm.paper.recipe import RUNS, Recipe, find_recipe, recipe_names
 from contnorm.paper.selection import Selection, TableVariant, find_selection, fresh_variant, read_selection, variants_of
 
-log = logging.getLogger("contnorm")
+_log = logging.getLogger("contnorm")
 RATE_CHOICES = ("one", "best", "both")
 
 
@@ -307,7 +307,7 @@ def _run_seeds(table: _Table, console: Console | None) -> None:
     missing = sum(len(table.seeds) - len(index.records(config, table.seeds)) for config in present)
     usual, numerics = numerics_of(config_of(next(iter(by_cell)), table.root, table.typed)), numerics_of(configs[0])
     if missing and numerics != usual:
-        log.warning(
+        _log.warning(
             f"{missing} of {len(present) * len(table.seeds)} runs are missing. They use {numerics}, as most recorded "
             f"runs do; the recipe has {usual}. Use --precision for another one."
         )
@@ -363,7 +363,7 @@ def _are(count: int, total: int) -> str:
 def _print(text: str, console: Console | None) -> None:
     """Print a line of progress; log it if there is no terminal."""
     if console is None:
-        log.info(text)
+        _log.info(text)
     else:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 

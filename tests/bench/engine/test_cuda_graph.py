@@ -17,7 +17,7 @@ from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine.cuda_graph import SHORT, compile_kernels, stepper_for
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.streams import device as gallery
+from contnorm.bench.streams import device as device_module
 from contnorm.kernels.triton import launcher as launching
 from tests.bench.engine.stopped_runs import finish, results, train
 from tests.datasets import small_cifar100
@@ -102,13 +102,13 @@ def test_prefetched_images_give_the_same_bits(
 ) -> None:
     """Windows of eleven steps: a stretch has several, a graph goes on over them, and evaluation reads from the host."""
     config, device = settings(root, *case), torch.device("cuda")
-    monkeypatch.setattr(gallery, "WINDOW_BYTES", 2 * 11 * 30 * 3072)
+    monkeypatch.setattr(device_module, "WINDOW_BYTES", 2 * 11 * 30 * 3072)
     found = []
     with numerics(config.train):
         for whole in (True, False):
-            pictures = gallery.DeviceImages.of(source, device, whole)
-            lanes = [Trainer(config, seed, source, device, pictures) for seed in range(2)]
-            assert isinstance(lanes[0].feed, gallery.PrefetchedFeed) != whole
+            images = device_module.DeviceImages.of(source, device, whole)
+            lanes = [Trainer(config, seed, source, device, images) for seed in range(2)]
+            assert isinstance(lanes[0].feed, device_module.PrefetchedFeed) != whole
             found.append((lanes, finish(lanes)))
     (whole_lanes, expected), (brought, matrices) = found
     assert matrices == expected

@@ -12,7 +12,7 @@ from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
-from contnorm.bench.streams import device as gallery
+from contnorm.bench.streams import device as device_module
 from contnorm.bench.streams.tasks import STREAMS
 from tests.bench.engine.stopped_runs import results, train
 from tests.datasets import small_multi_label
@@ -78,12 +78,12 @@ def test_stopped_and_resumed_is_bitwise_equal(tmp_path: Path, norm: str) -> None
 
 def test_prefetched_images_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings("cn")
-    monkeypatch.setattr(gallery, "WINDOW_BYTES", 2 * 11 * 20 * 3 * 32 * 32)
+    monkeypatch.setattr(device_module, "WINDOW_BYTES", 2 * 11 * 20 * 3 * 32 * 32)
     lanes = []
     with numerics(config.train):
         for whole in (True, False):
-            lane = Trainer(config, 0, SOURCE, CUDA, gallery.DeviceImages.of(SOURCE, CUDA, whole))
-            assert isinstance(lane.feed, gallery.PrefetchedFeed) != whole
+            lane = Trainer(config, 0, SOURCE, CUDA, device_module.DeviceImages.of(SOURCE, CUDA, whole))
+            assert isinstance(lane.feed, device_module.PrefetchedFeed) != whole
             assert results([lane])
             lanes.append(lane)
     assert same(*lanes)

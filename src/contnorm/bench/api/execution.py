@@ -41,7 +41,7 @@ from contnorm.bench.signals import StopSignals
 from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
 from contnorm.errors import UserError, check_count, escape_terminal
 
-log_messages = logging.getLogger("contnorm")
+_log = logging.getLogger("contnorm")
 
 LOG_EVERY = 50  # steps between the losses that are logged
 Loggers = str | Logger | Sequence[str | Logger]
@@ -241,7 +241,7 @@ class RunLogs:
                 self.loggers = [other for other in self.loggers if other is not logger]
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 name = type(logger).__name__
-                log_messages.warning(f"{name}: failed and gets no further events ({reason}). The runs continue.")
+                _log.warning(f"{name}: failed and gets no further events ({reason}). The runs continue.")
 
 
 def run_runs(
@@ -278,7 +278,7 @@ def run_runs(
     if logs is not None:
         options = replace(options, log_every=logs.every)
         observers.append(logs.log_event)
-    say: Callable[[str], None] = log_messages.debug if progress is None else progress.print
+    say: Callable[[str], None] = _log.debug if progress is None else progress.print
     with StopSignals() as signals, progress or nullcontext(), logs or nullcontext():
         stop = partial(any, (signals, errors))
         try:
@@ -290,7 +290,7 @@ def run_runs(
                 for observer in observers:
                     observer(event)
                 if on_task_done is not None and not errors and event.kind in ("task", "recorded"):
-                    errors += _call(on_task_done, event, runs, options)
+                    errors += _call_back(on_task_done, event, runs, options)
         except KeyboardInterrupt as interrupt:
             message, number = f"stopped at once. {hint}", (signals.received or [signal.SIGINT])[-1]
             say(message)
@@ -305,7 +305,7 @@ def run_runs(
     if signals and unfinished:
         message = f"stopped with {unfinished} of {len(runs)} runs unfinished. {hint}"
         silent = progress is None and signals.received[0] == signal.SIGTERM  # for which Python prints no message
-        say(message) if not silent else log_messages.warning(message)
+        say(message) if not silent else _log.warning(message)
         raise RunInterrupted(message, signals.received[0])
     return ended
 
@@ -317,7 +317,7 @@ def _decode(name: str, options: RunOptions, progress: RunProgress) -> None:
         load_with_progress(name, options.data_root, progress.bars, options.allow_missing)
 
 
-def _call(call: OnTaskDone, event: Event, runs: Sequence[Run], options: RunOptions) -> list[BaseException]:
+def _call_back(call: OnTaskDone, event: Event, runs: Sequence[Run], options: RunOptions) -> list[BaseException]:
     """Call a function after a task of a run, or for each task of a recorded one; returns its exception, if any.
 
     It may be of any type: it is raised when the runs are saved.
@@ -358,7 +358,7 @@ def print_data_notices(runs: Iterable[Run], root: Path) -> None:
     """Log notices on data sets, such as that embedded digits are used in place of MNIST."""
     for source, name in dict.fromkeys((run.config.stream.source, run.config.stream.name) for run in runs):
         if notice := digits_notice(source, name, root):
-            log_messages.warning(notice)
+            _log.warning(notice)
 
 
 def run_missing(runs: Sequence[Run], options: RunOptions, console: Console | None = None) -> None:
@@ -371,7 +371,7 @@ def run_missing(runs: Sequence[Run], options: RunOptions, console: Console | Non
     if store.read_only:
         missing = [run for run in todo if not store.has(run.config, run.seed)]
         if missing:
-            log_messages.warning(f"{options.runs}: is an archive, so its {len(missing)} missing runs are not executed.")
+            _log.warning(f"{options.runs}: is an archive, so its {len(missing)} missing runs are not executed.")
         return
     print_data_notices(todo, options.data_root)
     run_runs(todo, options, console, quiet=True)
@@ -428,7 +428,7 @@ def resume(
         why = f"no stopped run under {folder}. Name the folder of a run, or of many runs."
         raise UserError(" ".join(problems) or why)
     for problem in problems:
-        log_messages.warning(problem)
+        _log.warning(problem)
     for (runs, device, threads, *noted), stopped_runs in groups.items():
         chosen: dict[str, Any] = {"device": device, "threads": threads, **dict(noted)}
         chosen |= {name: value for name, value in options.items() if value is not None}

@@ -32,7 +32,7 @@ from contnorm.bench.sequential import ALPHA, FIRST_SEED, LAST_LOOK, MARGIN, Verd
 from contnorm.bench.strategies.base import Strategy
 from contnorm.errors import UserError, escape_terminal, unknown
 
-log_messages = logging.getLogger("contnorm")
+_log = logging.getLogger("contnorm")
 
 
 class _Default(str):
@@ -318,7 +318,7 @@ def run_experiments(
             results.append(DivergedError(" ".join(diverged.values())))
             continue
         for reason in diverged.values():
-            log_messages.warning(reason)
+            _log.warning(reason)
         weights: dict[int, bytes | Path] = {}
         for record in records:
             kept = events[record.seed].weights
@@ -328,7 +328,7 @@ def run_experiments(
                 weights[record.seed] = weights_path(record.path)
             elif resolved.keep_weights and record.path is not None:
                 why = f"{record.path}: was recorded without its weights. Move it away to run it again with them."
-                log_messages.warning(why)
+                _log.warning(why)
         objects = components_of(one.config)
         results.append(Result(records, diverged=diverged, stream=stream, weights=weights, objects=objects))
     return results

@@ -166,12 +166,12 @@ def _may_pad(trainer: Trainer) -> bool:
 
 def evaluation_batch(trainer: Trainer) -> int:
     """Return the batch size for evaluation."""
-    picture = trainer.data.pictures.test.pixels[0]
+    image = trainer.data.images.test.pixels[0]
     most = TEST_BATCH
     if trainer.device.type == "cuda":
         memory = torch.cuda.get_device_properties(trainer.device).total_memory
-        most = min(LARGE_TEST_BATCH, max(TEST_BATCH, memory // (ROOM * 64 * picture[0].numel() * 4)))
-    return max(1, min(most, TEST_VALUES // picture.numel()))
+        most = min(LARGE_TEST_BATCH, max(TEST_BATCH, memory // (ROOM * 64 * image[0].numel() * 4)))
+    return max(1, min(most, TEST_VALUES // image.numel()))
 
 
 class ItemBatches:

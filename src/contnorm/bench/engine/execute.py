@@ -57,20 +57,28 @@ def execute(
     components = [part for config in dict.fromkeys(run.config for run in todo) for part in components_of(config)]
     work = Work(options, prepare, list(dict.fromkeys(components)))
     while todo or held:
-        ended = set()
+        launcher, ended = options.launcher, set[Run]()
+        assert launcher is None or isinstance(launcher, Launcher)
+        groups: Sequence[Sequence[Run]] = [[run] for run in todo]
         try:
-            launcher, groups = _launcher_and_groups(work, todo)
+            if len(todo) > 1 or launcher is not None:
+                costs = CostModel(recorded_timings(options.runs), options.torch_device.type)
+                launcher = launcher or processes_that_pay(work, todo, costs)
+                check_settings(work, todo, launcher)
+                groups = plan_groups(todo, options, None if launcher is None else launcher.workers(), costs)
             here = (work(group, stop) for group in groups if not stop())
             for event in chain.from_iterable(here) if launcher is None else launcher.launch(work, groups, stop):
-                ended |= {event.run} if event.is_end or event.kind == "waiting" else set()
-                held += [event.run] if event.kind == "waiting" else []
+                if event.kind == "waiting":
+                    held.append(event.run)
+                elif event.is_end:
+                    ended.add(event.run)
                 yield event
         except StopRequested:  # while data was loaded, before any run has started
             return
         if stop():
             return
-        if len(ended) < len(todo):
-            raise UserError(f"the launcher returned without the end of {len(todo) - len(ended)} of {len(todo)} runs.")
+        if lost := set(todo) - ended - set(held):
+            raise UserError(f"the launcher returned without the end of {len(lost)} of {len(todo)} runs.")
         locks = {run: options.store.path(run.config, run.seed).with_suffix(ENDING) for run in held}
         todo = [run for run in held if not is_locked(locks[run])]
         held = [run for run in held if run not in todo]
@@ -94,32 +102,29 @@ def _recorded(run: Run, options: RunOptions) -> Event | None:
     return Event("diverged", run, why=why, path=path)
 
 
-def _launcher_and_groups(work: Work, runs: Sequence[Run]) -> tuple[Launcher | None, list[tuple[Run, ...]]]:
-    """Return the launcher and the groups of runs: by default this process (None), or processes where they pay."""
-    options, launcher = work.options, work.options.launcher
-    assert launcher is None or isinstance(launcher, Launcher)
-    if len(runs) < 2 and launcher is None:
-        return None, [(run,) for run in runs]
-    costs = CostModel(recorded_timings(options.runs), options.torch_device.type)
-    if launcher is None:
-        processes = min(options.lane_count, len(runs))
-        devices = options.devices if isinstance(options.devices, tuple) else ()
-        if len(devices) > 1:
-            launcher = Processes(len(devices), devices)
-        elif not options.on_gpu and processes > 1:
-            samples = {name: len(work.load(name).source.train_images) for name in {run.source for run in runs}}
-            seconds = sum(costs.seconds(run.config, samples=samples[run.source]) for run in runs)
-            if seconds * (1 - 1 / processes) > START_SECONDS:
-                launcher = Processes(processes)
-    # Invalid settings fail before the first run starts: build the trainer of one run of each experiment, on the CPU,
-    # since the GPUs may be those of workers. The learning rate changes nothing that is checked.
+def processes_that_pay(work: Work, runs: Sequence[Run], costs: CostModel) -> Launcher | None:
+    """Return the launcher of several GPUs, or of processes on the cores where they save time; None for this process."""
+    options, processes = work.options, min(work.options.lane_count, len(runs))
+    if isinstance(options.devices, tuple) and len(options.devices) > 1:
+        return Processes(len(options.devices), options.devices)
+    if options.on_gpu or processes < 2:
+        return None
+    samples = {name: len(work.load(name).source.train_images) for name in {run.source for run in runs}}
+    seconds = sum(costs.seconds(run.config, samples=samples[run.source]) for run in runs)
+    return Processes(processes) if seconds * (1 - 1 / processes) > START_SECONDS else None
+
+
+def check_settings(work: Work, runs: Sequence[Run], launcher: Launcher | None) -> None:
+    """Build the trainer of one run of each experiment, so that invalid settings fail before the first run starts.
+
+    It is built on the CPU, since the GPUs may be those of workers. The learning rate changes nothing that is checked.
+    """
     distinct = {replace(run.config, train=replace(run.config.train, lr=1.0)): run for run in runs}
-    if len(distinct) > 1 or launcher is not None:
-        for run in distinct.values():
-            plans = work.load(run.source)
-            Trainer(run.config, 0, plans.source, torch.device("cpu"), plans=plans)
-    workers = None if launcher is None else launcher.workers()
-    return launcher, plan_groups(runs, options, workers, costs)
+    if len(distinct) == 1 and launcher is None:  # checked by its own trainer
+        return
+    for run in distinct.values():
+        plans = work.load(run.source)
+        Trainer(run.config, 0, plans.source, torch.device("cpu"), plans=plans)
 
 
 def group_runs(runs: Iterable[Run], size: int) -> list[tuple[Run, ...]]:
@@ -190,7 +195,6 @@ class Work:
         """
         share_components(self.components)
         options, device, started = self.options, self.options.torch_device, time.perf_counter()
-        lanes = list[Lane]()
         with ExitStack() as stack:
             stack.enter_context(nullcontext() if device.index is None else torch.cuda.device(device))
             stack.enter_context(numerics(group[0].config.train, options.threads))
@@ -198,47 +202,46 @@ class Work:
                 plans = self.load(group[0].source)
             except StopRequested:  # before any run has started
                 return
-            if group[0].source not in self._images:
-                self._images[group[0].source] = DeviceImages.of(plans.source, device, options.whole)
-            for run in group:
-                checkpoint = None
-                if options.runs is not None:
-                    folder = RunFolder(options.store.path(run.config, run.seed))
-                    if not folder.acquire():
-                        yield Event("waiting", run, why=folder.holder(), path=folder.record)
-                        continue
-                    stack.callback(folder.release)
-                    event = _recorded(run, options)
-                    if event is None and (why := folder.start(run, options, plans.source)):
-                        event = Event("failed", run, why=why, path=folder.record)
-                    if event is not None:
-                        yield event
-                        continue
-                    checkpoint = folder.checkpoint
-                images, beside = self._images[run.source], options.memory_moments
-                trainer = Trainer(run.config, run.seed, plans.source, device, images, plans, memory_moments=beside)
-                stack.callback(trainer.feed.close)
-                lanes.append(Lane(run, trainer, checkpoint))
-                lanes[-1].resume()
-                lanes[-1].provenance = provenance(run, plans.source, device, trainer.convolutions)
+            opened = [self._open(run, plans, stack) for run in group]
+            yield from (event for event in opened if isinstance(event, Event))
+            lanes = [lane for lane in opened if isinstance(lane, Lane)]
             for done in sorted({lane.trainer.done for lane in lanes}):
                 together = [lane for lane in lanes if lane.trainer.done == done]
                 try:
                     for event in train_lanes(together, stop, options.checkpoint_every, options.log_every):
                         yield self._record(event, together, started)
                 except (Exception, SystemExit) as error:
-                    if isinstance(error, UserError):
-                        raise
-                    trainer, saved = together[0].trainer, f"{together[0].saved} steps are saved"
-                    when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
-                    if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the loop
-                        error = error.__cause__
-                    if trainer.has_user_code and has_user_frame(error):  # becomes one line
-                        raise UserCodeError(
-                            f"{user_code_error(error, str(trainer.user_code), when)} ({saved})"
-                        ) from error
-                    error.add_note(f"seed {together[0].run.seed}, {when}; {saved}.")
+                    _add_progress(error, together[0])
                     raise
+
+    def _open(self, run: Run, plans: PlanCache, stack: ExitStack) -> Lane | Event:
+        """Lock a run and build its trainer, which continues from the checkpoint; both are closed with the stack.
+
+        Returns:
+            The run in progress; or its event, if it is not executed here.
+        """
+        options, device, checkpoint = self.options, self.options.torch_device, None
+        if options.runs is not None:
+            folder = RunFolder(options.store.path(run.config, run.seed))
+            if not folder.acquire():
+                return Event("waiting", run, why=folder.holder(), path=folder.record)
+            stack.callback(folder.release)
+            if (event := _recorded(run, options)) is not None:  # by another process, since the call began
+                return event
+            if why := folder.start(run, options, plans.source):
+                return Event("failed", run, why=why, path=folder.record)
+            checkpoint = folder.checkpoint
+        if run.source not in self._images:
+            self._images[run.source] = DeviceImages.of(plans.source, device, options.whole)
+        images = self._images[run.source]
+        trainer = Trainer(
+            run.config, run.seed, plans.source, device, images, plans, memory_moments=options.memory_moments
+        )
+        stack.callback(trainer.feed.close)
+        lane = Lane(run, trainer, checkpoint)
+        lane.resume()
+        lane.provenance = provenance(run, plans.source, device, trainer.convolutions)
+        return lane
 
     def _record(self, event: Event, lanes: Sequence[Lane], started: float) -> Event:
         """Record the end of a run; returns its event with the path of the record and what is in it."""
@@ -261,3 +264,16 @@ class Work:
             write_atomically(weights_path(event.path), weights)
         options.store.save(run.config, run.seed, results)
         return replace(event, results=results)
+
+
+def _add_progress(error: BaseException, lane: Lane) -> None:
+    """Add the seed and the step to an error of training; one of user code becomes a `UserCodeError` of one line."""
+    if isinstance(error, UserError):
+        return
+    trainer, saved = lane.trainer, f"{lane.saved} steps are saved"
+    when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
+    if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the loop
+        error = error.__cause__
+    if trainer.has_user_code and has_user_frame(error):
+        raise UserCodeError(f"{user_code_error(error, str(trainer.user_code), when)} ({saved})") from error
+    error.add_note(f"seed {lane.run.seed}, {when}; {saved}.")

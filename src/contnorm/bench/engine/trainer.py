@@ -60,7 +60,7 @@ class Trainer:
         seed: The seed.
         source: The data set.
         device: The device to train on.
-        pictures: The images on the device, to share with other trainers. Default: loaded for this trainer.
+        images: The images on the device, to share with other trainers. Default: loaded for this trainer.
         plans: A cache of plans, to share with other trainers. Default: a new one.
         any_norm: Whether user-defined networks may have other norms than the settings name. For trainers that are not
             recorded.
@@ -73,7 +73,7 @@ class Trainer:
         seed: int,
         source: Source,
         device: torch.device,
-        pictures: DeviceImages | None = None,
+        images: DeviceImages | None = None,
         plans: PlanCache | None = None,
         any_norm: bool = False,
         memory_moments: bool = False,
@@ -101,7 +101,7 @@ class Trainer:
         self.model = model.to(device)
         if device.type == "cuda":  # the layout that tensor cores need and images have
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.data = DeviceStream(stream, device, pictures)
+        self.data = DeviceStream(stream, device, images)
         self.head = OutputMask(self.data.competing)
         self.task_mask: OutputMask | None = None  # for evaluation of class-incremental streams with the task known
         if config.stream.scenario == "class":
@@ -111,12 +111,11 @@ class Trainer:
             self.task_mask = OutputMask(mask.to(device))
         test_samples: list[int] = np.bincount(stream.test.task, minlength=stream.tasks).tolist()
         self.test_samples = test_samples[: len(self.plan.ends)]  # of each task that is learned
-        gallery = self.data.pictures.train
-        if gallery.whole:
-            self.feed = ImageFeed(gallery)
+        if self.data.images.train.whole:
+            self.feed = ImageFeed(self.data.images.train)
         else:
-            images = [stream.train.image[np.concatenate([step.stream, *step.replay])] for step in self.plan.steps]
-            self.feed = PrefetchedFeed(gallery, images)
+            of_steps = [stream.train.image[np.concatenate([step.stream, *step.replay])] for step in self.plan.steps]
+            self.feed = PrefetchedFeed(self.data.images.train, of_steps)
         self._tags_batches = self.norm_hooks.need_tags or self.has_user_strategy
         self.optimizer = build_optimizer(config.train, self.model, device)
         self.convolutions = EMPTY  # cuDNN computes all convolutions
@@ -189,7 +188,7 @@ class Trainer:
                         )
                     if self.has_user_strategy:
                         name, stores_logits = self.config.strategy.name, self.strategy.stores_logits
-                        check_loss(name, answer, stores_logits, self.head, stream)
+                        answer = check_loss(name, answer, stores_logits, self.head, stream)
                     loss, logits = answer
                     for auxiliary_loss in self.norm_hooks.losses:
                         loss = loss + auxiliary_loss()
@@ -237,7 +236,7 @@ class Trainer:
     def _set_training_mode(self) -> None:
         """Set training mode; layers with frozen moments are in evaluation mode, in which they use the moments."""
         self.model.train()
-        if self.freeze_step is not None and self.done >= self.freeze_step:
+        if self.is_frozen(self.done):
             for module in self.model.modules():
                 if holds_moments(module):
                     module.eval()

@@ -72,10 +72,10 @@ class DeviceImages:
 
 
 class ImageFeed:
-    """Images of steps from a gallery on the device: the position of an image is its index in the data set."""
+    """Images of steps on the device: the position of an image is its index in the data set."""
 
-    def __init__(self, gallery: SplitImages) -> None:
-        self.pixels = gallery.pixels
+    def __init__(self, images: SplitImages) -> None:
+        self.pixels = images.pixels
 
     def reach(self, start: int, end: int) -> int:
         """Return the end of the longest range of steps from ``start`` whose images are available at once."""
@@ -90,18 +90,18 @@ class ImageFeed:
 
 
 class PrefetchedFeed(ImageFeed):
-    """Images of steps from a gallery on the host, prefetched into a double buffer on the device.
+    """Images of steps on the host, prefetched into a double buffer on the device.
 
     One half of the buffer holds the images of the current steps while those of the next steps are copied to the other.
 
     Args:
-        gallery: Images.
+        images: Images.
         plan: Indices of the images of every step of a run.
         size: Size of the buffer in bytes; None for `WINDOW_BYTES`.
     """
 
-    def __init__(self, gallery: SplitImages, plan: Sequence[Indices], size: int | None = None) -> None:
-        self.host, self.device, self.plan = gallery.pixels, gallery.device, plan
+    def __init__(self, images: SplitImages, plan: Sequence[Indices], size: int | None = None) -> None:
+        self.host, self.device, self.plan = images.pixels, images.device, plan
         largest = max((len(images) for images in plan), default=1)
         image_bytes = self.host[0].numel() * self.host.element_size()
         self.steps = max(1, (WINDOW_BYTES if size is None else size) // 2 // (largest * image_bytes))
@@ -176,12 +176,12 @@ class DeviceStream:
     Args:
         stream: Stream of tasks.
         device: Device.
-        pictures: Images of its data set on that device, shared with other streams; None to load them.
+        images: Images of its data set on that device, shared with other streams; None to load them.
     """
 
-    def __init__(self, stream: TaskSequence, device: torch.device, pictures: DeviceImages | None = None) -> None:
+    def __init__(self, stream: TaskSequence, device: torch.device, images: DeviceImages | None = None) -> None:
         self.sequence, self.device = stream, device
-        self.pictures = pictures or DeviceImages.of(stream.source, device)
+        self.images = images or DeviceImages.of(stream.source, device)
         self.train, self.test = (
             ItemTensors(*(torch.from_numpy(part.copy()).to(device) for part in (items.image, items.label, items.task)))
             for items in (stream.train, stream.test)
@@ -195,17 +195,17 @@ class DeviceStream:
 
     def train_x(self, items: Tensor, views: Tensor | None = None) -> Tensor:
         """Return the inputs (B, C, H, W) of training items, in float32."""
-        return self._inputs(self.pictures.train, self.train.image[items], self.train.task[items], views)
+        return self._inputs(self.images.train, self.train.image[items], self.train.task[items], views)
 
     def test_x(self, items: Tensor) -> Tensor:
         """Return the inputs (B, C, H, W) of test items, in float32."""
-        images = self.pictures.train if self.sequence.held_out else self.pictures.test
+        images = self.images.train if self.sequence.held_out else self.images.test
         return self._inputs(images, self.test.image[items], self.test.task[items], None)
 
-    def _inputs(self, gallery: SplitImages, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
-        if gallery.whole:
-            return self.seen(gallery.pixels, image, task, views)
-        return self.seen(gallery[image], torch.arange(len(image), device=self.device), task, views)
+    def _inputs(self, images: SplitImages, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
+        if images.whole:
+            return self.seen(images.pixels, image, task, views)
+        return self.seen(images[image], torch.arange(len(image), device=self.device), task, views)
 
     def seen(self, pixels: Tensor, image: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
         """Return network inputs of the selected images: permuted by task or augmented, and normalized."""
