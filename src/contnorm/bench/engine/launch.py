@@ -294,6 +294,7 @@ class RayLauncher(Launcher):
             scheduling_strategy="SPREAD",
         )
         mailbox = ray.remote(_Mailbox).options(num_cpus=0).remote()
+        ray.get(mailbox.take.remote())  # it runs before tasks hold it: Ray may drop an actor that has not started
         payload, *contents = pickle_all([work, *groups])
         shared, folder = ray.put(payload), os.getcwd()
         pending = {
