@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -109,8 +109,10 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
         seed: The seed of the run.
         draws: Number of independent replay draws per step of the strategy; 0 without replay.
     """
-    errors = user_code_errors(f"memory {config.memory.kind!r}", "while the plan of the run was made")
-    with nullcontext() if config.memory.kind in MEMORIES else errors:
+    errors: AbstractContextManager[object] = nullcontext()
+    if config.memory.kind not in MEMORIES:
+        errors = user_code_errors(f"memory {config.memory.kind!r}", "while the plan of the run was made")
+    with errors:
         info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
         memory = build_memory(config.memory, info, generator(seed, "memory"))
         if draws:
