@@ -4,8 +4,6 @@ Deliberately slow and plain: two-pass moments, no pivots, no shared code with th
 one class for each norm of the registry; the conformance tests fail for a norm without one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The float64 formulas of `tests/float64_norms.py` as references of `contnorm.testing.check_norm`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

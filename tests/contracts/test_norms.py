@@ -4,8 +4,6 @@ A norm added to the registry needs no new test, only a formula in `tests/float64
 not support are declared in its registry entry (`cannot`), with the reason, and the checks must fail there.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The norm spec of a model: what a state dict does not tell, and models that are converted to match it."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """EvoNorm-S0 and filter response normalization against timm's layers, and the parameters of their activations."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -3,8 +3,6 @@
 On a GPU: the law that a seed's bits do not depend on the seeds beside it, with kernels for all convolutions.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

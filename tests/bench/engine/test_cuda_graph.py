@@ -1,7 +1,5 @@
 """On a GPU: a lane in a graph, alone or beside others, stopped or not, gives the bits of a lane run step by step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path

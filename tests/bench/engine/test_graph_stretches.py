@@ -1,7 +1,5 @@
 """Which steps are captured and replayed, without a GPU: a stand-in for a CUDA graph repeats the captured step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """On a GPU: PRS with Adam and clipped gradients in a graph gives the bits of single steps, stopped or not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """StepTable say of each step what the plan says, slot by slot."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A request to stop is acknowledged and obeyed in every phase of a run, and the resumed run has the same bits."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

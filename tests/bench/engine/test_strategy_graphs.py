@@ -1,7 +1,5 @@
 """On a GPU: strategies with state and hooks in captured steps, in several lanes, after a kill; and what is refused."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path
