@@ -243,6 +243,13 @@ class FilterResponse(OfSamples):
         return y, None, None
 
 
+class DynamicTanh(OfSamples):
+    """tanh(alpha x), then affine."""
+
+    def train(self, x: Array, s: Setting) -> tuple[Array, None, None]:
+        return affine(np.tanh(s.extra["alpha"] * x), s.weight, s.bias), None, None
+
+
 FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "none": Nothing(),
     "bn": Batch(),
@@ -263,4 +270,5 @@ FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "evonorm_s0": EvoS0(),
     "frn": FilterResponse(),
     "gn_ws": OfSamples(),
+    "dyt": DynamicTanh(),
 }

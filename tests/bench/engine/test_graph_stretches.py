@@ -13,7 +13,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.cuda_graph import SHORT, _GraphStepper
+from contnorm.bench.engine.cuda_graph import SHORT, GraphStepper
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import device as image_store
 from tests.datasets import small_cifar100
@@ -45,7 +45,7 @@ def settings(root: Path, strategy: str = "er", batch: int = 4, **norm: Any) -> R
 def stepper_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Trainer]], Any]:
     """Steppers that record the steps of their captures. A graph repeats the step, with the rows of its capture."""
 
-    class Stepper(_GraphStepper):
+    class Stepper(GraphStepper):
         def __init__(self, trainers: list[Trainer]) -> None:
             super().__init__(trainers)
             self.captures: list[int] = []
