@@ -3,8 +3,8 @@
 Tags are a side channel: code that knows them opens the context `batch_tags` around a forward pass, and a layer that
 needs them calls `current_tags` in its ``forward``. All other layers are unaffected. The bench tags every forward pass
 of a training step that a strategy makes with ``contnorm.bench.forward(model, batch)``. There are no tags in evaluation.
-``torch.compile`` takes the tags as inputs; with ``fullgraph=True``, give their ``stream_size`` where it is known, since a
-graph can't read how many samples are replayed from a tensor.
+``torch.compile`` takes the tags as inputs; with ``fullgraph=True``, give their ``stream_size`` where it is known: a
+graph can't read from a tensor how many samples are replayed.
 
 A norm layer may define the following, which the bench looks up by name. `contnorm.testing.check_norm` checks them:
 
