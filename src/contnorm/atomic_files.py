@@ -34,8 +34,10 @@ def draft_of(path: Path) -> Iterator[Path]:
         with draft.open("rb+") as file:
             os.fsync(file.fileno())
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # one of a write, such as to a full disk, names no file
+            error.filename = str(path)
         raise
 
 

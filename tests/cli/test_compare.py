@@ -146,7 +146,7 @@ def test_multilabel_runs_are_compared(compare: Compare, tmp_path: Path) -> None:
         (["norm=bn", "nrom=cn"], "Did you mean 'norm'"),
         (["norm=bn", "norm=cn", "--score", "fwt"], "score 'fwt': use one that both experiments have"),
         (["norm=bn", "norm=cn", "--moments", "memory"], "was not evaluated with memory moments"),
-        (["norm=bn", "feed"], "no finished run 'feed'"),
+        (["norm=bn", "cn"], "Use a path, the beginning of a hash, or a setting: norm=cn for"),
     ],
 )
 def test_mistakes_are_one_line(compare: Compare, runs: Path, arguments: list[str], words: str) -> None:

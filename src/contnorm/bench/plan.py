@@ -208,7 +208,7 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
                 f"train.batch={size}: a task has {smallest} samples, fewer than a batch, and train.partial=drop drops "
                 f"them all. Use a smaller train.batch (--batch), or train.partial=keep."
             )
-        _warn(f"train.batch={size}: a task has {smallest} samples only, and is learned in one batch of them.")
+        warn_once(f"train.batch={size}: a task has {smallest} samples only, and is learned in one batch of them.")
     for number, places in enumerate(pieces):
         end = len(places) // size * size if config.partial == "drop" else len(places)
         for repeat in range(config.passes):
@@ -220,7 +220,8 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
 
 
 @cache  # once per process, not for each seed
-def _warn(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Log a warning, unless it was logged already."""
     logging.getLogger("contnorm").warning(text)
 
 

@@ -724,7 +724,10 @@ class Store:
             return replace(runs, records=sorted(runs.records, key=lambda record: (record.hash, record.seed)))
         if runs.diverged:
             raise UserError(f"{query!r}: has no scores, because all its seeds diverged. {runs.diverged[0].reason}")
-        raise UserError(f"no finished run {query!r} under {self.root}. Use a path, or the beginning of a hash.")
+        raise UserError(
+            f"no finished run {query!r} under {self.root}. Use a path, the beginning of a hash, or a setting: "
+            f"norm={query} for `contnorm compare`, --where norm={query} for `contnorm show`."
+        )
 
     def find_run(self, query: str) -> Runs:
         """Find the records of one run by path or hash prefix.

@@ -44,12 +44,14 @@ Where = Annotated[
 def collection_paused() -> Iterator[None]:
     """Context for imports, which create many objects that are never freed: the garbage collector would only scan them.
 
-    It scans them neither during the import nor afterwards.
+    It scans them neither during the import nor afterwards. A terminal shows that something happens: the first import of
+    torch takes seconds.
     """
     enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with Console(stderr=True).status("importing"):
+            yield
     finally:
         if enabled:
             gc.freeze()

@@ -44,6 +44,23 @@ def test_numbers_of_numpy_are_accepted_as_settings(stream: bench.Stream) -> None
     assert len(next(stream.batches(np.int64(4), np.int64(1)))) == 4  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [("learning_rate", "'lr'"), ("batch", "'batch_size'"), ("epochs", "train.passes"), ("lane", "'lanes'")],
+)
+def test_unknown_arguments_name_what_is_meant(stream: bench.Stream, argument: str, words: str) -> None:
+    for call in (bench.run, bench.sweep):
+        with pytest.raises(UserError, match=f"unknown argument '{argument}'. Did you mean .*{words}"):
+            call(stream, **{argument: 3})  # type: ignore[operator]
+
+
+def test_network_that_returns_probabilities_is_remarked(stream: bench.Stream, caplog: pytest.LogCaptureFixture) -> None:
+    for last in (nn.Identity(), nn.LogSoftmax(1), nn.Softmax(1)):
+        assert not caplog.messages
+        bench.run(stream, model=nn.Sequential(small_net((12,), 6), last), settings=FAST, seeds=2, lanes=1)
+    assert len(caplog.messages) == 1 and "Leave the softmax out" in caplog.text
+
+
 def test_nested_settings_equal_dotted_ones(stream: bench.Stream) -> None:
     nested = bench.run(stream, settings={"train": {"lr": 0.1, "max_steps": 2}})
     assert nested.hash == bench.run(stream, settings={"train.lr": 0.1, "train.max_steps": 2}).hash

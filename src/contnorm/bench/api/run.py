@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 from rich.console import Console
@@ -43,6 +45,7 @@ DEFAULT_NORM, DEFAULT_STRATEGY = _Default("cn"), _Default("er")
 Model = str | nn.Module | Callable[..., nn.Module]
 Norm = str | Callable[..., nn.Module]
 ARGUMENTS = (*RUN_ARGUMENTS, "settings", "tag")  # of `run` that describe an experiment
+P, R = ParamSpec("P"), TypeVar("R")
 _BASES: dict[str, type] = {"strategy": Strategy, "memory": Memory}
 
 
@@ -57,6 +60,25 @@ class DivergedError(UserError):
     """
 
 
+def _unknown_argument(name: str, known: Iterable[str]) -> UserError:
+    elsewhere = {"learning_rate": "lr", "batch": "batch_size", "epochs": "settings={'train.passes': ...}"}
+    return unknown("argument", name, known, [elsewhere[name]] if name in elsewhere else None)
+
+
+def _names_known_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function: an unknown keyword argument raises an error that names one with a similar meaning."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs.keys() - known.keys():
+            raise _unknown_argument(name, known)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_names_known_arguments
 def run(
     stream: Stream | str,
     *,
@@ -204,7 +226,7 @@ def resolve_run(stream: Stream, arguments: Mapping[str, Any], recorded: bool) ->
     """
     for name in arguments:
         if name not in ARGUMENTS:
-            raise unknown("argument of an experiment", str(name), ARGUMENTS)
+            raise _unknown_argument(str(name), ARGUMENTS)
     given: dict[str, tuple[str, Any]] = {}  # by setting key: the argument and its value
     objects: list[Component] = []
 
@@ -295,6 +317,8 @@ def run_experiments(
         seeds, runs, progress, log, log_every, log_dir, on_task_done: As in `run`.
         **options: Options of `RunOptions`.
     """
+    for name in options.keys() - RunOptions.__dataclass_fields__.keys():
+        raise _unknown_argument(name, inspect.signature(run).parameters)
     resolved = RunOptions(
         **{name: value for name, value in options.items() if value is not None},
         allow_missing=stream.allow_missing,

@@ -74,7 +74,7 @@ def array_source(
         if len(untested):
             raise UserError(f"class {class_names[untested[0]]!r} of y has no test samples in y_test. Add some.")
     source = ArraySource(name, train, labels, test, test_labels, len(class_names), "", class_names, task_classes, *ids)
-    _remark(source)
+    _remark(source, isinstance(tasks, int))
     about = (train.shape, test.shape, str(train.dtype), class_names, task_classes)
     digest = hashlib.sha256(repr(about).encode())
     for array in (train, labels, test, test_labels, *ids):
@@ -143,7 +143,7 @@ def _task_classes(tasks: int | Sequence[Sequence[Any]], names: tuple[Any, ...]) 
     return tuple(tuple(names.index(name) for name in classes) for classes in tasks)
 
 
-def _remark(source: ArraySource) -> None:
+def _remark(source: ArraySource, by_number: bool) -> None:
     """Warn of what is allowed but rarely meant, and would change scores."""
     train, test = source.train_images, source.test_images
     (low, high), (test_low, test_high) = ((part.min().item(), part.max().item()) for part in (train, test))
@@ -152,6 +152,12 @@ def _remark(source: ArraySource) -> None:
     if max(spans) > RANGE_RATIO * min(spans) or test_low > high or low > test_high:
         ranges = f"x has values from {low:g} to {high:g} and x_test from {test_low:g} to {test_high:g}"
         warning(f"{source.name}: {ranges}. Scale both alike.")
+    sizes = [len(classes) for classes in source.task_classes or ()]
+    if by_number and len(set(sizes)) > 1:
+        split = f"{source.classes} classes over {len(sizes)} tasks have {max(sizes)} or {min(sizes)} classes each"
+        warning(f"{source.name}: {split}. Use a divisor, or list the classes of each task.")
+    if isinstance(source.class_names[0], int) and source.class_names[0] < 0:
+        warning(f"{source.name}: {source.class_names[0]} is a class like the others. Leave out samples without a label.")
     known = {hash(row.tobytes()) for row in train}
     if shared := sum(hash(row.tobytes()) in known for row in test):
         warning(f"{source.name}: {shared:,} of {len(test):,} test samples are also training samples. Remove them.")

@@ -23,7 +23,7 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.bench.streams.device import DeviceImages
-from contnorm.bench.unfinished import ENDING, is_locked
+from contnorm.bench.unfinished import ENDING, is_locked, read_progress
 from contnorm.errors import UserCodeError, UserError, usable
 
 POLL = 0.25  # seconds between two checks of runs that other processes execute
@@ -272,7 +272,8 @@ def _add_progress(error: BaseException, lane: Lane) -> None:
     """Add the seed and the step to an error of training; one of user code becomes a `UserCodeError` of one line."""
     if isinstance(error, UserError):
         return
-    trainer, saved = lane.trainer, f"{lane.saved} steps are saved"
+    trainer, path = lane.trainer, lane.checkpoint  # of which the last write may have failed
+    saved = f"{read_progress(path)['done'] if path is not None and path.is_file() else 0} steps are saved"
     when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
     if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the loop
         error = error.__cause__

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from contnorm.bench.components import ComponentKind, is_user_code, user_code_error
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.models.norm_layers import check_norms
-from contnorm.bench.plan import Plan, sample_weights, stored_items
+from contnorm.bench.plan import Plan, sample_weights, stored_items, warn_once
 from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies.base import Strategy, TaskInfo
 from contnorm.bench.streams.tasks import TaskSequence
@@ -313,6 +313,11 @@ def _check_output(model: nn.Module, config: RunConfig, shape: Shape, outputs: in
             f"model {config.model.name!r}: for images of shape {(2, *shape)} its output must have shape "
             f"{(2, outputs)}, one value per output of the stream, not {got}. Use num_outputs, the second argument of "
             f"your function."
+        )
+    if outputs > 1 and bool((output >= 0).all()) and torch.allclose(output.sum(1), output.new_ones(2)):
+        warn_once(
+            f"model {config.model.name!r}: its outputs are probabilities. Leave the softmax out: the loss applies it to "
+            f"what the network returns."
         )
 
 
