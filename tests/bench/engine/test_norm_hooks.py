@@ -1,7 +1,5 @@
 """What layers of a network may ask of the engine: tags, task hooks, an auxiliary loss, an extra batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,6 @@ import torch
 from torch import nn
 from contnorm import BatchTags, ReplayRequest, current_tags
 from contnorm.bench import Strategy, forward
-from tests.bench.engine.stopped_runs import finish
-from tests.bench.engine.stopped_runs import finish
 
 class Probe(nn.BatchNorm1d):
     def __init__(self, channels):

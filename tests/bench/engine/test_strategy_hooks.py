@@ -1,7 +1,5 @@
 """Settings, state and hooks of a user's strategy, on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,6 @@ import copy
 from dataclasses import dataclass
 import torch
 from contnorm.bench import Strategy, forward
-from tests.bench.engine.stopped_runs import finish
-from tests.bench.engine.stopped_runs import finish
 
 CALLS = []
 
