@@ -29,6 +29,7 @@ from contnorm.detect import (
 )
 from contnorm.moments.freeze import STATS_HOOKS, set_stats_state, stats_state
 from contnorm.norms.activation import ActivationNorm
+from contnorm.norms.balanced import TaskBalancedNormBase
 from contnorm.norms.base import MomentNorm, NormLayer
 from contnorm.norms.continual import SyncContinualNorm
 from contnorm.norms.group import WSGroupNorm, standardize_convolutions, unstandardize
@@ -294,6 +295,8 @@ def _transfer_state(old: nn.Module, new: Any, detected: DetectedNorm) -> None:
         if current is not None and other is not None and current.shape == other.shape:
             tensors[name] = other
     new.train(old.training)
+    if isinstance(new, TaskBalancedNormBase) and isinstance(old, TaskBalancedNormBase):
+        new.on_task_start(old.task)
     if holds_moments(new) or isinstance(new, MomentNorm):
         set_stats_state(new, *(("running", False) if detected.constant else stats_state(old)))
     if detected.acts:
