@@ -249,7 +249,9 @@ class SweepResult:
         chosen = f"; best {self.score}, chosen on {self.chosen_on}: {best}" if best else ""
         missing = sum(trial.unfinished for trial in self.trials)
         unfinished = f", {missing} runs missing" if missing else ""
-        return f"SweepResult({self.stream}, {len(self.trials)} settings, {len(self.seeds)} seeds{unfinished}{chosen})"
+        names = {run_names(trial.config)[0] for trial in self.trials if trial.config is not None}  # with the source
+        stream = next(iter(names), self.stream)
+        return f"SweepResult({stream}, {len(self.trials)} settings, {len(self.seeds)} seeds{unfinished}{chosen})"
 
     def _repr_html_(self) -> str:
         """Show the table of settings, as in a notebook."""
