@@ -17,6 +17,7 @@ from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run import DEFAULT_NORM, check_score, find_stream, resolve_run, run_experiments
 from contnorm.bench.api.stream import Stream
+from contnorm.bench.config.defaults import run_names
 from contnorm.bench.config.schema import RUN_ARGUMENTS, RunConfig, flatten_settings, format_value
 from contnorm.bench.figures import COLORS, MARKERS, with_png
 from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine, best_candidate
