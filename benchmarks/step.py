@@ -9,8 +9,9 @@ Images are noise, since the time of a step does not depend on their content.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import SOURCES
-from contnorm.bench.engine.cuda_graph import Stepper, stepper_for
+from contnorm.bench.engine.cuda_graph import GraphStepper
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams.device import DeviceImages
@@ -109,12 +110,17 @@ def _measure(case: StepCase, device: torch.device, source: Source, images: Devic
     config = step_config(case, first_task * step_config(case).train.batch)
     with numerics(config.train):
         lanes = [Trainer(config, seed, source, device, images) for seed in range(case.lanes)]
-        stepper = stepper_for(lanes)
-        stepper.advance(first_task + steps)  # skips the steps without replay, and the capture
-        return StepRow(case, Percentiles.of([_block(stepper, steps, case.lanes) for _ in range(blocks)]))
+        advance = GraphStepper(lanes).advance if device.type == "cuda" else partial(_step_all, lanes)
+        advance(first_task + steps)  # skips the steps without replay, and the capture
+        return StepRow(case, Percentiles.of([_block(advance, steps, case.lanes) for _ in range(blocks)]))
 
 
-def _block(stepper: Stepper, steps: int, lanes: int) -> float:
+def _step_all(lanes: Sequence[Trainer], steps: int) -> list[float]:
+    losses = [[float(lane.step()) for lane in lanes] for _ in range(steps)]
+    return losses[-1]
+
+
+def _block(advance: Callable[[int], object], steps: int, lanes: int) -> float:
     started = time.perf_counter()
-    stepper.advance(steps)  # returns losses, so the device is synchronized
+    advance(steps)  # returns losses, so the device is synchronized
     return (time.perf_counter() - started) / steps / lanes

@@ -1,7 +1,5 @@
 """The records in docs/records, and copies of some of them as files in a runs folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small data sets in the usual layouts, made here; and where the real ones are, if anywhere."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -4,8 +4,6 @@ Deliberately slow and plain: two-pass moments, no pivots, no shared code with th
 one class for each norm of the registry; the conformance tests fail for a norm without one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -245,6 +243,13 @@ class FilterResponse(OfSamples):
         return y, None, None
 
 
+class DynamicTanh(OfSamples):
+    """tanh(alpha x), then affine."""
+
+    def train(self, x: Array, s: Setting) -> tuple[Array, None, None]:
+        return affine(np.tanh(s.extra["alpha"] * x), s.weight, s.bias), None, None
+
+
 FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "none": Nothing(),
     "bn": Batch(),
@@ -265,4 +270,5 @@ FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "evonorm_s0": EvoS0(),
     "frn": FilterResponse(),
     "gn_ws": OfSamples(),
+    "dyt": DynamicTanh(),
 }

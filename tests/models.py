@@ -1,7 +1,5 @@
 """Networks for the tests: a residual network with nested modules, and stand-ins for layers of other libraries."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """The tables of the benchmark page are made from the rows that were kept."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """docs/results/README.md: its numbers on the PRS and reservoir memories are those of the records."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, stdev

@@ -1,7 +1,5 @@
 """Figures and generated parts of the documentation are those of the records."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The examples outside continual learning: they run in quick mode, and their pages have the numbers of the records."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Safetensors files that say which norms a model has."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/records/README.md: the archives are what it says, and settings were selected by the rule that it states."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

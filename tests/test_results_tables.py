@@ -1,7 +1,5 @@
 """The tables under docs/results are those of the records, and every one of them is linked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

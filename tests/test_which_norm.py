@@ -3,8 +3,6 @@
 The numbers are computed here again, from the archives, with numpy and scipy alone.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

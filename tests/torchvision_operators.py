@@ -5,8 +5,6 @@ variant of torch (CUDA or CPU) can't load its C++ operators and then fails to im
 Declared here without an implementation, they let the Python part be imported; a call of them still fails.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

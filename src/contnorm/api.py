@@ -22,7 +22,7 @@ from contnorm.norms.balanced import (
     TaskBalancedNorm2d,
     TaskBalancedNorm3d,
 )
-from contnorm.norms.base import NoNorm1d, NoNorm2d, NoNorm3d
+from contnorm.norms.base import DynamicTanh1d, DynamicTanh2d, DynamicTanh3d, NoNorm1d, NoNorm2d, NoNorm3d
 from contnorm.norms.batch import (
     BalancedBatchNorm1d,
     BalancedBatchNorm2d,
@@ -68,14 +68,15 @@ from contnorm.tags import BatchTags, ReplayRequest, batch_tags, current_tags
 __all__ = [
     "CN", "AdaptiveBalanceNorm1d", "AdaptiveBalanceNorm2d", "AdaptiveBalanceNorm3d", "BalancedBatchNorm1d",
     "BalancedBatchNorm2d", "BalancedBatchNorm3d", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "BatchRenorm1d",
-    "BatchRenorm2d", "BatchRenorm3d", "BatchTags", "ContinualNorm1d", "ContinualNorm2d", "ContinualNorm3d", "EvoNorm1d",
-    "EvoNorm2d", "EvoNorm3d", "FilterResponseNorm1d", "FilterResponseNorm2d", "FilterResponseNorm3d", "GroupNorm1d",
-    "GroupNorm2d", "GroupNorm3d", "InstanceAwareBatchNorm1d", "InstanceAwareBatchNorm2d", "InstanceAwareBatchNorm3d",
-    "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LayerNorm1d", "LayerNorm2d", "LayerNorm3d", "NoNorm1d",
-    "NoNorm2d", "NoNorm3d", "ReplayRequest", "RobustBatchNorm1d", "RobustBatchNorm2d", "RobustBatchNorm3d",
-    "SwitchNorm1d", "SwitchNorm2d", "SwitchNorm3d", "SyncContinualNorm", "TaskBalancedNorm1d", "TaskBalancedNorm2d",
-    "TaskBalancedNorm3d", "WSGroupNorm1d", "WSGroupNorm2d", "WSGroupNorm3d", "apply_norm_spec", "average_state_dicts",
-    "batch_tags", "convert_norm", "convert_sync", "create_norm", "current_tags", "diagnose", "freeze_stats",
-    "frozen_stats", "functional", "load_model", "norm_spec", "reestimate", "register_norm", "revert_sync", "save_model",
-    "summarize", "testing", "unregister_norm",
+    "BatchRenorm2d", "BatchRenorm3d", "BatchTags", "ContinualNorm1d", "ContinualNorm2d", "ContinualNorm3d",
+    "DynamicTanh1d", "DynamicTanh2d", "DynamicTanh3d", "EvoNorm1d", "EvoNorm2d", "EvoNorm3d", "FilterResponseNorm1d",
+    "FilterResponseNorm2d", "FilterResponseNorm3d", "GroupNorm1d", "GroupNorm2d", "GroupNorm3d",
+    "InstanceAwareBatchNorm1d", "InstanceAwareBatchNorm2d", "InstanceAwareBatchNorm3d", "InstanceNorm1d",
+    "InstanceNorm2d", "InstanceNorm3d", "LayerNorm1d", "LayerNorm2d", "LayerNorm3d", "NoNorm1d", "NoNorm2d", "NoNorm3d",
+    "ReplayRequest", "RobustBatchNorm1d", "RobustBatchNorm2d", "RobustBatchNorm3d", "SwitchNorm1d", "SwitchNorm2d",
+    "SwitchNorm3d", "SyncContinualNorm", "TaskBalancedNorm1d", "TaskBalancedNorm2d", "TaskBalancedNorm3d",
+    "WSGroupNorm1d", "WSGroupNorm2d", "WSGroupNorm3d", "apply_norm_spec", "average_state_dicts", "batch_tags",
+    "convert_norm", "convert_sync", "create_norm", "current_tags", "diagnose", "freeze_stats", "frozen_stats",
+    "functional", "load_model", "norm_spec", "reestimate", "register_norm", "revert_sync", "save_model", "summarize",
+    "testing", "unregister_norm",
 ]

@@ -9,6 +9,7 @@ Example:
 
 from contnorm.norms.activation import evonorm_s0, filter_response_norm
 from contnorm.norms.balanced import adaptive_balance_norm, task_balanced_batch_norm
+from contnorm.norms.base import dynamic_tanh
 from contnorm.norms.batch import batch_norm, batch_renorm
 from contnorm.norms.continual import continual_norm
 from contnorm.norms.group import group_norm, instance_norm, layer_norm
@@ -20,6 +21,7 @@ __all__ = [
     "batch_norm",
     "batch_renorm",
     "continual_norm",
+    "dynamic_tanh",
     "evonorm_s0",
     "filter_response_norm",
     "group_norm",

@@ -166,6 +166,10 @@ _BUILT_INS = (
         "group normalization after convolutions with standardized weights",
         "Qiao et al., Micro-Batch Training with Weight Standardization, 2019", grouped=True, standardizes_weights=True,
         cannot=_STOCK),
+    NormInfo("dyt", "DyT", "base:DynamicTanh", "dynamic tanh: tanh(alpha x) with a learned alpha, without moments",
+        "Zhu et al., Transformers without Normalization, CVPR 2025",
+        cannot={"large_mean": "a large mean saturates tanh, and its gradients are then zero",
+            "batch_norm_keys": "its alpha is in no batch norm's checkpoint"}),
 )
 # fmt: on
 

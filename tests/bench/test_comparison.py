@@ -1,7 +1,5 @@
 """`compare`: from records, results, arrays and data frames; one verdict, and what can't be compared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Estimated times of runs: counted steps, the cost of groups, and estimates of committed records."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

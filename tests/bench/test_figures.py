@@ -1,7 +1,5 @@
 """Figures of accuracy matrices: what is drawn are the numbers of the arrays."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -1,7 +1,5 @@
 """The rule of choice, and the search along one setting with functions in place of runs."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

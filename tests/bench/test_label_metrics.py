@@ -1,7 +1,5 @@
 """Multi-label scores beside scikit-learn's and torchmetrics', on random and on degenerate input; forgetting by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Scores of hand-worked matrices, and the identities between them."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

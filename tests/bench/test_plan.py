@@ -1,7 +1,5 @@
 """The plan: what it shows is what the stream has, what it replays is what a live memory would hold."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

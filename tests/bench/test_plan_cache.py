@@ -1,7 +1,5 @@
 """Runs that are shown the same share a plan; those that are not, do not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

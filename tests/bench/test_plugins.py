@@ -1,7 +1,5 @@
 """Plugins: an installed package adds components, which are listed with their origin, run, recorded and resumed."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Records: what is saved, checked and read, from folders and from archives, and the pandas table of them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

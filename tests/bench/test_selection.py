@@ -1,7 +1,5 @@
 """The selection language: conditions as text, their errors, and the runs that they select."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The rule of comparisons: levels, intervals and verdicts, compared with published tables and with SciPy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ are centered and drawn again with replacement. The simulation has its own vector
 compares with the rule. The tables of docs/concepts/deciding.md are held to it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import cache

@@ -1,7 +1,5 @@
 """Confidence intervals, paired differences and spreads, compared with SciPy and with closed forms."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Speed benchmarks: rows have the measured values, and CSV files have what was printed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

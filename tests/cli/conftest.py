@@ -1,7 +1,5 @@
 """Fixtures for the tests of commands: a console that prints to memory, and calls of the program in this process."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

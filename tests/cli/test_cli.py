@@ -1,7 +1,5 @@
 """The program as a user types it: a process, and one line with exit code 2 for a mistake, which writes nothing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

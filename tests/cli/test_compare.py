@@ -1,7 +1,5 @@
 """`contnorm compare`: which runs are compared, their scores, the verdict, and mistakes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

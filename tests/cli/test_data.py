@@ -1,7 +1,5 @@
 """The `data` command: list data sets, show one, add one, and build multi-label ones."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`contnorm diagnose` and `diagnose_run`: the effect of a finished run."""
 
-from __future__ import annotations
-
 import io
 from functools import partial
 from pathlib import Path

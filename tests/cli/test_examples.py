@@ -1,7 +1,5 @@
 """Examples of commands, which end the help of each, work."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

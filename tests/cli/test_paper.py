@@ -1,7 +1,5 @@
 """`contnorm paper`: every recipe runs end to end on miniature data, and what is printed is what the records say."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`contnorm run`, also of several settings, `tune` of a stream, and `resume`: output, files, signals, exit codes."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

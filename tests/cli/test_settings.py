@@ -1,7 +1,5 @@
 """Settings of the command line: precedence of flags, ``--set`` and a file, and contradictions."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`contnorm show`: scores at any width, chosen runs and columns, and files."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

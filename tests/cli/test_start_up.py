@@ -1,7 +1,5 @@
 """Start-up: commands import no library that they do not need, and garbage collection is suspended meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`contnorm tune`: learning rates are chosen on the validation tasks, and `contnorm paper` shows tables with them."""
 
-from __future__ import annotations
-
 import io
 import re
 import signal

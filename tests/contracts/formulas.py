@@ -1,7 +1,5 @@
 """The float64 formulas of `tests/float64_norms.py` as references of `contnorm.testing.check_norm`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ def setting(layer: nn.Module) -> Setting:
     """Arguments of the formula of a layer."""
     extra = {
         name: f64(getattr(layer, name))
-        for name in ("mean_weight", "var_weight", "phi", "v", "tau")
+        for name in ("mean_weight", "var_weight", "phi", "v", "tau", "alpha")
         if hasattr(layer, name)
     }
     if hasattr(layer, "k"):

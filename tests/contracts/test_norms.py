@@ -4,8 +4,6 @@ A norm added to the registry needs no new test, only a formula in `tests/float64
 not support are declared in its registry entry (`cannot`), with the reason, and the checks must fail there.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -156,13 +154,14 @@ OWN_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "bnt": [{"balanced_size": 0}],
     "brn": [{"r_max": 0.5}, {"d_max": float("inf")}, {"total_steps": 0}],
     "cn": [{"order": "bn"}, {"kernel": "fast"}],
+    "dyt": [{"alpha_init": -1.0}],
     "iabn": [{"k": float("nan")}],
 }
 
 
 @every_norm
 def test_wrong_arguments_raise(spec: NormInfo) -> None:
-    wrong: list[dict[str, Any]] = [{"eps": -1e-5}, {"eps": 8}] if spec.name != "none" else []
+    wrong: list[dict[str, Any]] = [{"eps": -1e-5}, {"eps": 8}] if spec.name not in ("none", "dyt") else []
     wrong += [{"momentum": 1.5}, {"momentum": -0.1}] if spec.keeps_moments else []
     wrong += [{"num_groups": 3}, {"num_groups": 0}, {"num_groups": "many"}] if spec.grouped else []
     for options in wrong + OWN_OPTIONS.get(spec.name, []):

@@ -1,7 +1,5 @@
 """The command line and the examples call the public API; public names of packages are imported on first use."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The registry of norms: its entries, lookup and creation by name, and norms of users in every function."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from typing import Any

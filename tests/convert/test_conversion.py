@@ -1,7 +1,5 @@
 """Conversion of norms: which layers are converted, what they keep, and errors that leave the model unchanged."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which norm a layer is: of torch, of this package, of known libraries, and declared by the user."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversion to group norm with weight standardization, and back: the convolutions of the model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

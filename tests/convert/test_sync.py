@@ -1,7 +1,5 @@
 """Synchronized layers: conversion to them, back, and to other norms."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Diagnosis: distances, forgetting caused by moments or by weights, output, and an unchanged model."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

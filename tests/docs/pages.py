@@ -1,7 +1,5 @@
 """The pages of the documentation, and the fenced blocks of a page with the markers before them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The folder of a reader who follows a page: small data sets, images, code of the reader, files that the page shows."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Callable

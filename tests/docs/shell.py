@@ -1,7 +1,5 @@
 """Commands of the documentation: the program runs in this process; other programs are checked without running them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

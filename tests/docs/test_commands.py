@@ -1,7 +1,5 @@
 """Commands of the documentation, also those that are not run: the program has their options and arguments."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

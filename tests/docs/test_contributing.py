@@ -1,7 +1,5 @@
 """CONTRIBUTING: its map of the packages is complete, and its paths exist."""
 
-from __future__ import annotations
-
 import re
 
 from tests.docs.pages import ROOT

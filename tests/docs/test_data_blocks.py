@@ -1,7 +1,5 @@
 """Blocks of data: TOML, YAML and JSON parse; settings and recipes have keys and values that the bench accepts."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from typing import Any

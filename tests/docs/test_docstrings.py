@@ -1,7 +1,5 @@
 """Public names have a docstring with an example, which the doctests run."""
 
-from __future__ import annotations
-
 import pytest
 
 import contnorm as cn

@@ -1,7 +1,5 @@
 """Links between the pages of the documentation, with their anchors."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

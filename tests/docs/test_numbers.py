@@ -1,7 +1,5 @@
 """Numbers in the documentation are those of the records."""
 
-from __future__ import annotations
-
 import json
 
 from tests.docs.pages import ROOT

@@ -1,7 +1,5 @@
 """Text blocks of the documentation: the output that a page shows is the one that its code prints."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Python blocks of the documentation: those of a page run as one script."""
 
-from __future__ import annotations
-
 import runpy
 import warnings
 from importlib.util import find_spec

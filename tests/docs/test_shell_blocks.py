@@ -1,7 +1,5 @@
 """Shell blocks of the documentation: their commands run, in order, in a folder of their own; or are marked."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Shared by the tests of integrations: convolutions on a GPU that repeat their bits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -6,8 +6,6 @@ An environment is made with this Python under .venvs and removed afterwards, unl
 through constraints.txt. The exit status is 1 if the tests of an integration fail; the others still run.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -4,8 +4,6 @@ As a script, it trains with several processes and stores what each of them has i
 ``python -m tests.integrations.lightning_training FOLDER DEVICES``.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

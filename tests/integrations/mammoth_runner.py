@@ -7,8 +7,6 @@ published checksums, which files in the same layout, but written here, do not ha
 Usage: python mammoth_runner.py REPORT.json main.py --model derpp ...
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

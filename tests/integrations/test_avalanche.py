@@ -1,7 +1,5 @@
 """The integration with Avalanche, in its own training loops."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re
@@ -328,7 +326,7 @@ class Experience:
     def __init__(self, x: Any, y: list[int], tasks: list[int], train: Any = None) -> None:
         self.samples, self.task_labels, self.dataset, self._train = list(zip(x, y, strict=True)), tasks, self, train
 
-    def eval(self) -> Experience:
+    def eval(self) -> "Experience":
         return Experience([x for x, _ in self.samples], [y for _, y in self.samples], self.task_labels)
 
     def train(self) -> Any:

@@ -4,8 +4,6 @@ The requirements of mammoth must be importable. CIFAR-10 is read from the folder
 torchvision's layout; without it, small files of random images in the same layout are used.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Optuna: reports after each task, and pruned trials that leave nothing behind."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The strategy of the runs is slow while a file exists, so that faults happen in t
 about the speed of the machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """timm: names and classes in its factories, norm-and-activation layers, and whole architectures."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

@@ -1,7 +1,5 @@
 """Helpers of the kernel tests: channels_last layout, relative errors, and backward passes under vmap."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

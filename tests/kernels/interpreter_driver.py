@@ -4,8 +4,6 @@ The extension gives a driver what it would give that of a GPU: the handle of a k
 its arguments. The values are read from these addresses, so wrong or missing arguments give wrong results.
 """
 
-from __future__ import annotations
-
 import ctypes
 import traceback
 from typing import Any

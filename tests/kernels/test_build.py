@@ -1,7 +1,5 @@
 """The builder of C++ libraries: what is compiled again, and when there is no library."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

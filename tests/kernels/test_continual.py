@@ -4,8 +4,6 @@ On the CPU they run in Triton's interpreter, on shapes of a few programs each, w
 every way the large ones take; ``--device cuda`` runs the same on a GPU, and the sizes of real networks besides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

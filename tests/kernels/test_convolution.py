@@ -1,7 +1,5 @@
 """Convolution kernels, in Triton's interpreter or on a GPU, against float64; tables; the layer that uses both."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

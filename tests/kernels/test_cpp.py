@@ -1,7 +1,5 @@
 """The C++ kernel of continual normalization, compared with float64; its determinism; and when it is selected."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 On a CPU, a driver in software executes the launches with Triton's interpreter. ``--device cuda`` uses the real one.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

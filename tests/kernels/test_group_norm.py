@@ -4,8 +4,6 @@ On the CPU it runs in Triton's interpreter, in tiles so small that a few values 
 runs the same on a GPU, and the sizes of real networks besides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

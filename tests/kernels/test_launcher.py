@@ -1,7 +1,5 @@
 """Launches: compiled kernels are reused for equal arguments only; compiling ahead compiles without a launch."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`analytic` against `reference`, both compared with float64: outputs, moments and every gradient."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

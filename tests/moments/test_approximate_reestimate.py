@@ -1,7 +1,5 @@
 """Approximate moments in one pass (`exact=False`): each batch is normalized with its own moments, as in training."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

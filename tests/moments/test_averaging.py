@@ -1,7 +1,5 @@
 """Averages of state dicts: weights, pooled variances and integer counters."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Freezing of running moments, of any layer and in any mode, and re-estimation of frozen ones."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Re-estimated moments (BN*) equal those of one training-mode forward over all data with momentum 1."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """Weighted exact moments: against float64 arithmetic written out here, and against duplicated samples."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

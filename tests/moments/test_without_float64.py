@@ -1,7 +1,5 @@
 """Re-estimation and averaging on a device without float64, simulated on the CPU: inputs of layers stay in float32."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run a function in several processes connected by gloo, and return the results."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

@@ -1,6 +1,4 @@
-"""EvoNorm-S0 and filter response normalization against timm's layers, and the parameters of their activations."""
-
-from __future__ import annotations
+"""EvoNorm-S0, filter response normalization (against timm's layers) and dynamic tanh, and their own parameters."""
 
 import copy
 from typing import Any
@@ -9,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from contnorm import EvoNorm2d, FilterResponseNorm1d, FilterResponseNorm2d, create_norm
+from contnorm import DynamicTanh1d, EvoNorm2d, FilterResponseNorm1d, FilterResponseNorm2d, create_norm
 from tests.norms.timm_layers import TOLERANCE, output, timm_layers, with_values
 
 ACT = {"evonorm_s0": "v", "frn": "tau"}  # the parameter of the activation
@@ -72,3 +70,20 @@ def test_one_position_is_refused() -> None:
     for layer, shape in ((FilterResponseNorm1d(8), (3, 8)), (FilterResponseNorm2d(8), (3, 8, 1, 1))):
         with pytest.raises(ValueError, match="one value per channel"):
             layer(torch.randn(shape))
+
+
+def test_dynamic_tanh_of_a_sequence_is_the_formula_of_its_paper() -> None:
+    """The paper's layer has channels last, and one alpha."""
+    generator = torch.Generator().manual_seed(0)
+    x, layer = torch.randn(2, 5, 3, generator=generator, dtype=torch.float64), DynamicTanh1d(3, dtype=torch.float64)
+    assert layer.alpha.tolist() == [0.5] and sorted(layer.state_dict()) == ["alpha", "bias", "weight"]
+    state = {name: torch.randn(value.shape, generator=generator).double() for name, value in layer.state_dict().items()}
+    layer.load_state_dict(state)
+    alpha, weight, bias = (state[name].clone().requires_grad_() for name in ("alpha", "weight", "bias"))
+    y, expected = layer(x.transpose(1, 2)).transpose(1, 2), torch.tanh(alpha * x) * weight + bias
+    torch.testing.assert_close(y, expected)
+    (y * x).sum().backward(), (expected * x).sum().backward()
+    for parameter, plain in ((layer.alpha, alpha), (layer.weight, weight), (layer.bias, bias)):
+        torch.testing.assert_close(parameter.grad, plain.grad)
+    layer.reset_parameters()
+    assert layer.alpha.tolist() == [0.5] and layer.weight.tolist() == [1.0] * 3

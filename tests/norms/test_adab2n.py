@@ -1,7 +1,5 @@
 """AdaB2N: float64 formulas, numbers of the released code, task boundaries, the auxiliary loss, conversion."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

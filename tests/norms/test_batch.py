@@ -1,7 +1,5 @@
 """BN Tricks: which batches update the running moments. Batch renormalization: formula, schedule and gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tools that look for torch's batch norms leave norms that are more than a batch norm alone; `bn` is one to them."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

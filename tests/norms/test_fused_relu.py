@@ -1,7 +1,5 @@
 """Norms whose ``forward`` also adds a residual and applies ReLU, and `normed_relu`, which uses it."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The choice of ``num_groups="auto"``, and errors about a number that does not divide the channels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

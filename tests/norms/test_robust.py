@@ -1,7 +1,5 @@
 """Instance-aware and robust batch normalization: the numbers of the authors' code, limits, and what is stored."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

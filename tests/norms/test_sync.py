@@ -1,7 +1,5 @@
 """Synchronized continual normalization on two processes equals one process on the whole batch."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

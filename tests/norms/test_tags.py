@@ -1,7 +1,5 @@
 """Tags of a batch as a side channel to norm layers."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """TBBN: float64 formulas, numbers of the released code, the number of parts, the order of a batch, conversion."""
 
-from __future__ import annotations
-
 import copy
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Convolutions with standardized weights, against timm's layer and a formula in numpy."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

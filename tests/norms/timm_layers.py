@@ -1,7 +1,5 @@
 """Deterministic inputs of the comparisons with timm, and the layers of timm if it is installed."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

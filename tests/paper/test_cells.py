@@ -1,7 +1,5 @@
 """Records of the cells of a table: its precision, what is left out, and which seeds diverged."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Claims on records made by hand: by exploratory seeds, which decide nothing, and by fresh seeds in stages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """docs/howto/run-the-paper.md: what it shows is printed, and its example of a table runs as it says."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

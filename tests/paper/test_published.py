@@ -1,7 +1,5 @@
 """The paper's numbers, a few of each table read off its source by eye; verdicts on them; and its claims."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Recipes: each parses, resolves and finds its numbers; a mistake in one is told in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Learning rates that were chosen: what is written is read again, and those of the package are of their records."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Seeds added look by look until the claims are decided: which runs each look has, when it ends, and what it says."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """The package executes nothing that a file contains, as SECURITY.md promises, and workflows may not write."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

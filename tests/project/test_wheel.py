@@ -4,8 +4,6 @@ The environments see the distributions that torch, or the extra ``bench``, requi
 environment, since torch is large. They see nothing else of it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

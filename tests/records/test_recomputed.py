@@ -4,8 +4,6 @@ Scores, the critical values of the looks (by convolution on a grid), Student's i
 procedure are written again here, and agree with `bench.compare` and `decide_family`.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from functools import cache

@@ -1,7 +1,5 @@
 """Definitions of other libraries on the page of metrics: their code gives what the page says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tools.reference.metrics import ACCURACIES

@@ -1,7 +1,5 @@
 """Folder layouts of the page of data sets: data that is laid out as the page shows is accepted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages of docs/reference: they are generated from the code, complete, and led to by the first page."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of records: its table has every field of the committed records and of new ones, with the right type."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping

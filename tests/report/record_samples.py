@@ -1,7 +1,5 @@
 """Records for tests of the report: real ones of the repository, and random ones of any recipe's cells."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

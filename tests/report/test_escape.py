@@ -1,7 +1,5 @@
 """Text of records, data sets and settings is escaped for the terminal and HTML."""
 
-from __future__ import annotations
-
 import io
 import unicodedata
 from pathlib import Path

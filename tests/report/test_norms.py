@@ -1,7 +1,5 @@
 """The comparison of norms that opens a report: its numbers, its choices, and folders of every kind."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

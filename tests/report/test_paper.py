@@ -1,7 +1,5 @@
 """Tables of the paper in the report: which records a cell uses, variants of settings, fresh seeds and claims."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The report: a self-contained HTML page that fits a phone and a screen, its figures, and Markdown files."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree

@@ -1,7 +1,5 @@
 """The documentation site, built once for all tests of a session, also with several workers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

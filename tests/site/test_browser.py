@@ -1,7 +1,5 @@
 """The site in a real browser, opened from disk: navigation, search, notebooks, widths and console messages."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The built site: links and anchors, no foreign resources, formulas, the search index and the Python API."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

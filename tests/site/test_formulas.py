@@ -1,7 +1,5 @@
 """Formulas of the site: TeX becomes MathML."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

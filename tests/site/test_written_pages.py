@@ -1,7 +1,5 @@
 """Pages that are written by hand and repeat something: the first result, the version, and the data of the citation."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Norms of a user for the tests of `check_norm`: two correct ones, and one with a defect for each check."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -264,7 +262,7 @@ class OnceDifferentiable(CenteredNorm):
 
 
 class SharedCopy(CenteredNorm):
-    def __deepcopy__(self, memo: Any) -> SharedCopy:
+    def __deepcopy__(self, memo: Any) -> "SharedCopy":
         return self
 
 

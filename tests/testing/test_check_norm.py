@@ -1,7 +1,5 @@
 """`check_norm` passes norms of torch and a correct norm of a user, and each check fails for its defect."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -8,8 +8,6 @@ figures are PNG files with a palette. Metadata that an author sets is kept: the 
 tags. The tag `trained` marks cells whose numbers come from training, which differ between kinds of CPUs.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import base64

@@ -6,8 +6,6 @@ must be the same, and numbers must agree within `POINTS` or `SHARE`. On the mach
 ``python -m tests.tutorials.notebooks --check`` compares all bytes.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -34,6 +34,7 @@ DATA_KEYS = {
     "stream.scenario",
     "stream.part",
     "stream.holdout",
+    "stream.blur",
     "train.partial",
     "train.passes",
     "train.max_steps",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -109,8 +109,10 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
         seed: The seed of the run.
         draws: Number of independent replay draws per step of the strategy; 0 without replay.
     """
-    errors = user_code_errors(f"memory {config.memory.kind!r}", "while the plan of the run was made")
-    with nullcontext() if config.memory.kind in MEMORIES else errors:
+    errors: AbstractContextManager[object] = nullcontext()
+    if config.memory.kind not in MEMORIES:
+        errors = user_code_errors(f"memory {config.memory.kind!r}", "while the plan of the run was made")
+    with errors:
         info = StreamInfo(stream.outputs, stream.tasks, stream.multi_label)
         memory = build_memory(config.memory, info, generator(seed, "memory"))
         if draws:
@@ -147,7 +149,8 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
         last = np.zeros(stream.tasks, dtype=np.int64)  # a task that is cut short ends with the last step
         shown = stream.train.task[np.concatenate([step.stream for step in steps])]
         np.maximum.at(last, shown, np.repeat(np.arange(1, len(steps) + 1), [len(step.stream) for step in steps]))
-        return Plan(tuple(steps), tuple(last[: shown.max() + 1].tolist()), memory.capacity if draws else 0)
+        ends = np.maximum.accumulate(last[: shown.max() + 1])
+        return Plan(tuple(steps), tuple(ends.tolist()), memory.capacity if draws else 0)
 
 
 def _check_memory(memory: Memory, config: RunConfig, stream: TaskSequence) -> None:
@@ -194,7 +197,8 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
     at the last update of the first pass; otherwise the memory would store duplicates.
     """
     size, task = config.batch, stream.train.task
-    across = stream.task_free and config.partial == "keep" and config.passes == 1
+    is_blurred = bool((np.diff(task) < 0).any())
+    across = stream.task_free and config.passes == 1 and (config.partial == "keep" or is_blurred)
     ends = np.cumsum(np.bincount(task, minlength=stream.tasks))
     pieces = [np.arange(len(task))] if across else np.split(np.argsort(task, kind="stable"), ends[:-1])
     smallest = min(map(len, pieces))
@@ -212,7 +216,7 @@ def _batches(config: TrainConfig, stream: TaskSequence, seed: int) -> Iterator[t
             for i in range(0, end, size):
                 items = order[i : min(i + size, end)]
                 for update in range(config.updates):
-                    yield items, int(task[items[-1]]), repeat == 0 and update == config.updates - 1
+                    yield items, int(task[items].max()), repeat == 0 and update == config.updates - 1
 
 
 @cache  # once per process, not for each seed

@@ -272,6 +272,91 @@ class NoNorm3d(_NoNorm, dim=3):
     """
 
 
+def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """Dynamic tanh: ``tanh(alpha * x) * weight + bias``, without any moments.
+
+    Args:
+        x: Input of shape (N, C) or (N, C, *).
+        alpha: One value, or (C,).
+        weight: (C,) or None.
+        bias: (C,) or None.
+
+    Example:
+        >>> dynamic_tanh(torch.tensor([[0.0, 2.0, -100.0]]), torch.tensor([0.5]))
+        tensor([[ 0.0000,  0.7616, -1.0000]])
+    """
+    check_input(x, *((alpha,) if alpha.numel() > 1 else ()), weight, bias)
+    wide = x.to(statistics_dtype(x))
+    slope = per_channel(alpha.to(wide.dtype).expand(x.shape[1]), x.dim())
+    return apply_affine(torch.tanh(slope * wide), weight, bias).to(x.dtype)
+
+
+class DynamicTanhBase(NormLayer):
+    """Dynamic tanh (DyT; Zhu et al., Transformers without Normalization, CVPR 2025), for networks built with it.
+
+    ``tanh(alpha * x) * weight + bias`` takes the place of a norm, with one learned ``alpha`` for the layer. It has no
+    moments: an output depends on its own input alone, and training and evaluation are the same. Keys and shapes of the
+    state dict are those of the authors' layer. In this package channels are dimension 1.
+
+    Args:
+        num_features: Number of channels.
+        affine: Whether the layer has weight and bias.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+        alpha_init: Initial value of ``alpha``.
+    """
+
+    own_tensors: ClassVar[tuple[str, ...]] = ("alpha",)
+
+    def __init__(
+        self,
+        num_features: int,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        alpha_init: float = 0.5,
+    ) -> None:
+        super().__init__(num_features, affine=affine, device=device, dtype=dtype)
+        self.alpha_init = check_number(alpha_init, 0, "alpha_init")
+        self.alpha = nn.Parameter(torch.full((1,), self.alpha_init, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.constant_(self.alpha, self.alpha_init)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        return dynamic_tanh(input, self.alpha, self.weight, self.bias)
+
+
+class DynamicTanh1d(DynamicTanhBase, dim=1):
+    """Dynamic tanh of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> DynamicTanh1d(2)(torch.tensor([[0.0, 2.0]])).tolist()
+        [[0.0, 0.7615941762924194]]
+    """
+
+
+class DynamicTanh2d(DynamicTanhBase, dim=2):
+    """Dynamic tanh of (N, C, H, W) input.
+
+    Example:
+        >>> DynamicTanh2d(8, alpha_init=1)
+        DynamicTanh2d(8, alpha_init=1.0)
+    """
+
+
+class DynamicTanh3d(DynamicTanhBase, dim=3):
+    """Dynamic tanh of (N, C, D, H, W) input.
+
+    Example:
+        >>> DynamicTanh3d(3)(torch.ones(2, 3, 2, 2, 2)).shape
+        torch.Size([2, 3, 2, 2, 2])
+    """
+
+
 # --- functions that several norms share -----------------------------------------------------------------------------
 
 

@@ -1,7 +1,5 @@
 """A small stream of vectors that networks learn in seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

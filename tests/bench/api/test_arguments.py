@@ -1,7 +1,5 @@
 """Unusual arguments of the Python API: they work, or fail with a message that names them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

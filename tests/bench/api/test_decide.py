@@ -1,7 +1,5 @@
 """`bench.decide`: seeds are added until a verdict, from experiments, results and records."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """Documentation of the public names of `contnorm.bench`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType

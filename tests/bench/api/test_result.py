@@ -1,7 +1,5 @@
 """Results and comparisons: arrays, scores, frames, figures and paired differences."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

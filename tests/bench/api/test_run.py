@@ -1,7 +1,5 @@
 """`bench.run`: arguments, records, identity of objects, processes and interruption."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Public streams: from arrays, from a folder, by name; their tasks, batches and bad input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

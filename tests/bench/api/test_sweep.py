@@ -1,7 +1,5 @@
 """`bench.sweep` and `bench.tune`: results of single runs, the best settings, interruption, and invalid grids."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

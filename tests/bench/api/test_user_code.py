@@ -1,7 +1,5 @@
 """User code: loading, identity of files and objects, errors, and that only code which the call names is executed."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import linecache

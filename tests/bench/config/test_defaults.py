@@ -1,7 +1,5 @@
 """Defaults of streams and strategies: precedence, canonical names, and differences from the defaults."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data sets of the user's: arrays, ``.npz`` files and folders of images, added under the data root or in memory."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fingerprints: versions, comparison, and what they cover."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Multi-label data sets: listings of COCOseq, NUS-WIDEseq and CSV tables, and their builds."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

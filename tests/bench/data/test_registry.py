@@ -1,7 +1,5 @@
 """Published data sets: file formats, layouts, published counts, decoded copies, and downloads from a local server."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Runs without records: train them, and kill and resume them at random places; for the CPU and for a GPU."""
 
-from __future__ import annotations
-
 import random
 import signal
 from collections.abc import Callable, Sequence

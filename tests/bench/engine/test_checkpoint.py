@@ -1,7 +1,5 @@
 """The folder of an unfinished run: its checkpoint, its lock, and what is left of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 On a GPU: the law that a seed's bits do not depend on the seeds beside it, with kernels for all convolutions.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import trainer as trainer_module
-from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
+from contnorm.bench.engine.cuda_graph import SHORT, GraphStepper
 from contnorm.bench.engine.provenance import numerics, provenance
 from contnorm.bench.engine.run import Run
 from contnorm.bench.engine.trainer import Trainer
@@ -185,7 +183,7 @@ def trained(config: RunConfig, source: Source, seeds: list[int], graph: bool, ta
     assert steps > 2 * SHORT
     with numerics(config.train):
         if graph:
-            stepper_for(trainers).advance(steps)
+            GraphStepper(trainers).advance(steps)
         else:
             for _ in range(steps):
                 for trainer in trainers:
@@ -233,7 +231,7 @@ class TestLaw:
         for _ in range(2):
             trainers = [Trainer(config, seed, source, torch.device("cuda")) for seed in range(8)]
             with numerics(config.train):
-                stepper_for(trainers).advance(400)
+                GraphStepper(trainers).advance(400)
             ends.append(trainers)
         assert [same(a, b) for a, b in zip(*ends, strict=True)] == [True] * 8
 

@@ -1,7 +1,5 @@
 """On a GPU: a lane in a graph, alone or beside others, stopped or not, gives the bits of a lane run step by step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +12,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.cuda_graph import SHORT, compile_kernels, stepper_for
+from contnorm.bench.engine.cuda_graph import SHORT, GraphStepper, compile_kernels
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import device as device_module
@@ -84,9 +82,9 @@ def test_graph_of_many_lanes_equals_single_lanes_and_eager_steps(
         together, alone, stepped = (lanes_of(config, source, range(n)) for n in (4, 2, 2))
         steps = len(together[0].plan.steps)
         assert steps > 3 * SHORT
-        stepper_for(together).advance(steps)
+        GraphStepper(together).advance(steps)
         for lane in alone:
-            stepper_for([lane]).advance(steps)
+            GraphStepper([lane]).advance(steps)
         for lane in stepped:
             for _ in range(steps):
                 lane.step()
@@ -177,7 +175,7 @@ def test_more_lanes_than_streams_are_captured_during_checkpoint_writes(
         kept = [tmp_path / str(lane.seed) for lane in many]
         assert len(results(many, kept, every=20)) == len(many)
         (alone,) = lanes_of(config, source, range(35, 36))
-        stepper_for([alone]).advance(len(alone.plan.steps))
+        GraphStepper([alone]).advance(len(alone.plan.steps))
         assert same(alone, many[35])
 
 
@@ -198,5 +196,5 @@ def test_stateful_user_code_runs_at_every_step_without_graphs(root: Path, source
     with numerics(config.train, 1):
         without_graph = replace(config, train=replace(config.train, graph="off"))
         lane = Trainer(without_graph, 0, source, torch.device("cuda"))
-        stepper_for([lane]).advance(2 * SHORT)
+        GraphStepper([lane]).advance(2 * SHORT)
         assert vars(lane.strategy)["steps"] == lane.done == 2 * SHORT

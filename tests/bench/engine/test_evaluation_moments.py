@@ -1,7 +1,5 @@
 """Evaluation with moments of the memory and with task-wise moments, and training with frozen moments."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

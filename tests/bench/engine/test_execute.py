@@ -1,7 +1,5 @@
 """From a list of runs to records: in this process, in several ones, stopped, killed and resumed."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

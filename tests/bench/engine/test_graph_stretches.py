@@ -1,7 +1,5 @@
 """Which steps are captured and replayed, without a GPU: a stand-in for a CUDA graph repeats the captured step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.cuda_graph import SHORT, _GraphStepper
+from contnorm.bench.engine.cuda_graph import SHORT, GraphStepper
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import device as image_store
 from tests.datasets import small_cifar100
@@ -47,7 +45,7 @@ def settings(root: Path, strategy: str = "er", batch: int = 4, **norm: Any) -> R
 def stepper_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Trainer]], Any]:
     """Steppers that record the steps of their captures. A graph repeats the step, with the rows of its capture."""
 
-    class Stepper(_GraphStepper):
+    class Stepper(GraphStepper):
         def __init__(self, trainers: list[Trainer]) -> None:
             super().__init__(trainers)
             self.captures: list[int] = []

@@ -1,7 +1,5 @@
 """A run with capped steps is evaluated on the tasks it reached, and its record is shown and reported like any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """On a GPU: PRS with Adam and clipped gradients in a graph gives the bits of single steps, stopped or not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
-from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
+from contnorm.bench.engine.cuda_graph import SHORT, GraphStepper
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import device as device_module
@@ -53,7 +51,7 @@ def test_graph_of_many_lanes_equals_eager_steps(norm: str) -> None:
         together, stepped = ([Trainer(config, 0, SOURCE, CUDA) for config in configs] for _ in range(2))
         steps = len(together[0].plan.steps)
         assert steps > 3 * SHORT
-        stepper_for(together).advance(steps)
+        GraphStepper(together).advance(steps)
         for lane in stepped:
             for _ in range(steps):
                 lane.step()

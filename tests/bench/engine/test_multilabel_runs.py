@@ -1,7 +1,5 @@
 """Runs of images with several labels: they learn, they are recorded, and stopping loses no bit of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

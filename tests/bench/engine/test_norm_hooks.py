@@ -1,7 +1,5 @@
 """What layers of a network may ask of the engine: tags, task hooks, an auxiliary loss, an extra batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs with norms whose running moments follow rules of their own: results, resuming, lanes and settings."""
 
-from __future__ import annotations
-
 import copy
 import random
 from pathlib import Path

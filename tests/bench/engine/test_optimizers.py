@@ -1,7 +1,5 @@
 """Plain gradient descent is torch's to the bit, and costs a run nothing at its start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluation in padded batches, as on a GPU: few batch sizes, and the counts of batches that are not padded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks are tried before anything is written: on the shapes of a run, and on a single sample where it has one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The commit of a record is that of the package's own checkout, never of a repository around it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

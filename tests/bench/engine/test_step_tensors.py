@@ -1,7 +1,5 @@
 """StepTable say of each step what the plan says, slot by slot."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ from numpy.typing import NDArray
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.trainer import build_step_table, samples_of, stretch_end
+from contnorm.bench.engine.trainer import build_step_table, stretch_end, table_of
 from contnorm.bench.memories import NOT_STORED
 from contnorm.bench.plan import Step, make_plan
 from contnorm.bench.streams.tasks import build_stream
@@ -53,7 +51,7 @@ def test_every_value_of_every_row(source: Source, memory: dict[str, Any], draws:
     seen = overwritten = 0
     while start < len(plan.steps):
         steps = plan.steps[start : stretch_end(plan.steps, start)]
-        all_samples = samples_of(steps)
+        all_samples = table_of(steps, lambda step: (step.stream, *step.replay))
         places = list(items.image[all_samples])
         rows = build_step_table(steps, all_samples, places, items, SPARE, torch.device("cpu"))
         for number, step in enumerate(steps):
@@ -77,5 +75,5 @@ def test_row_by_index_tensor(source: Source) -> None:
     shown = build_stream(config.stream, source, 0)
     steps = make_plan(config, shown, 0, draws=0).steps[:3]
     images = [step.stream for step in steps]
-    rows = build_step_table(steps, samples_of(steps), images, shown.train, SPARE, torch.device("cpu"))
+    rows = build_step_table(steps, np.array(images), images, shown.train, SPARE, torch.device("cpu"))
     assert torch.equal(rows.at(2).label, rows.at(torch.tensor([2])).label)

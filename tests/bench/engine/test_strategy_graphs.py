@@ -1,7 +1,5 @@
 """On a GPU: strategies with state and hooks in captured steps, in several lanes, after a kill; and what is refused."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.data.registry import load_source
-from contnorm.bench.engine.cuda_graph import SHORT, stepper_for
+from contnorm.bench.engine.cuda_graph import SHORT, GraphStepper
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.streams import device as image_store
@@ -267,4 +265,4 @@ def test_refused_code_leaves_the_process_usable(root: Path, source: Source, file
         with pytest.raises(UserCodeError):
             finish([Trainer(bad, 0, source, CUDA)])
         assert torch.cuda.current_stream() == main
-        stepper_for([Trainer(good, 0, source, CUDA)]).advance(2 * SHORT)
+        GraphStepper([Trainer(good, 0, source, CUDA)]).advance(2 * SHORT)

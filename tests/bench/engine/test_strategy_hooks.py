@@ -1,7 +1,5 @@
 """Settings, state and hooks of a user's strategy, on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Strategies with state and hooks: bit-exact results after kills at random places, and in several lanes."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """AdaB2N and TBBN in runs: tags with the split of a batch, settings, resumed runs, several trainers at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Class-incremental runs are also counted with the task known: the same outputs, those of other tasks left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Several updates per stream batch: a loop in plain torch, a kill between two updates, and the draws of each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

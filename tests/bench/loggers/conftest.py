@@ -1,7 +1,5 @@
 """A small stream, and a logger that keeps what it gets."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """MLflow's client finds what the record has, on a file store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

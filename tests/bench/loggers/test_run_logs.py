@@ -1,7 +1,5 @@
 """The events of runs arrive at loggers, in CSV files too, and change no result."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

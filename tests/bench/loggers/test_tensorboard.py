@@ -1,7 +1,5 @@
 """TensorBoard's own reader finds what the record has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The files that W&B writes offline have what the record has."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The class-balanced reservoir: counts of classes, and uniform samples within a class, over many seeds."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

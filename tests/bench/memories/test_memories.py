@@ -1,7 +1,5 @@
 """The laws of the memories: capacity, inclusion, exact content, shares; and live use equal to planned use."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Memories of the user: by class, object, file and registered name; checks of what they return; settings; resuming."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """EvoNorm-S0, FRN and GN with weight standardization in the networks of a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Pretrained weights: what is loaded, what is newly initialized, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """ResNets for photographs: torchvision's names, shapes and counts, and their forward pass by an independent one."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Networks of torch's layers: same results as ours, so that only the time differs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

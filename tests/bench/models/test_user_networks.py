@@ -1,7 +1,5 @@
 """Networks of the user in runs: a module, a class, a function, a file, a name; and the norms found in them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

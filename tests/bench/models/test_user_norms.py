@@ -1,7 +1,5 @@
 """Norms of the user in runs: by file, class, function and registered name; settings, identity, bad input."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """ER-ACE, online EWC and LwF against plain loops in float64, whose gradients are written out by hand."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Strategies: which samples share a forward, and losses equal to those worked out by hand."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Streams: the same seed gives the same items, tasks are whole and apart, and labels are what a scenario says."""
 
-from __future__ import annotations
-
 import tracemalloc
 from dataclasses import replace
 from typing import Any

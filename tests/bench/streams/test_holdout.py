@@ -1,7 +1,5 @@
 """A validation part that is cut from the training samples of any stream (``stream.holdout``)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Images brought as needed are the images of the whole data set, whatever steps are asked for in whatever order."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

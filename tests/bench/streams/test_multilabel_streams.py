@@ -1,7 +1,5 @@
 """Streams of images with several labels, and their plans: the published steps, what is left out, what comes again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -53,6 +53,11 @@ def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
     evaluate, scenario = config.evaluate, config.stream.scenario
     if spec.kind == "multi-label" and evaluate.ahead:
         raise UserError(f"evaluate.ahead=true: {spec.name} is multi-label. Use evaluate.ahead=false.")
+    if config.stream.blur and config.train.passes > 1:
+        raise UserError(
+            f"train.passes={config.train.passes}: stream.blur={config.stream.blur:g} leaves no tasks to repeat. Use "
+            f"train.passes=1, or train.updates for several steps per batch."
+        )
     if evaluate.moments == "task" and scenario not in ("task", "class"):
         raise UserError(f"evaluate.moments=task: {spec.name} does not tell the task of a test sample. Use running.")
     if evaluate.weights != "plain" and (evaluate.moments != "memory" or scenario == "free"):

@@ -89,6 +89,12 @@ class StreamConfig:
         "Fraction of the training samples of each class that replaces the test samples, for model "
         "selection; none for the test samples.",
     )
+    blur: Annotated[float, Field(ge=0, le=1)] = setting(
+        0.0,
+        "For task-free streams: fraction of the samples of a task that are mixed with those of its neighbours, half of "
+        "them at either boundary; 0 for sharp boundaries.",
+        kw_only=True,
+    )
 
 
 @dataclass(frozen=True, config=_CONFIG)

@@ -1,4 +1,4 @@
-"""Execution of training steps: one trainer after the other on a CPU, or all trainers in one CUDA graph on a GPU.
+"""Execution of the training steps of several runs on a GPU: all in one CUDA graph.
 
 The graph contains one step of every trainer, from the gather of its samples to the update, each on its own CUDA
 stream. The index of the current step is a tensor on the device that the graph itself increments, so a replay needs
@@ -14,9 +14,8 @@ with ``train.graph=off`` every step runs in Python.
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -27,49 +26,9 @@ from contnorm.kernels.convolution import using_table
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 from contnorm.norms.base import NormLayer
 
-__all__ = ["Stepper", "compile_kernels", "stepper_for"]
-
 WARM_UP = 1  # eager steps before a capture: they initialize libraries, load kernels and create optimizer state
 USER_WARM_UP = 3  # with user code, whose later steps may do what the first does not
-ASK_EVERY = 0.5  # seconds between two calls of ``stop``
 SHORT = 24  # stretches of fewer steps are not worth a capture
-
-
-class Stepper(Protocol):
-    """Executes training steps of several trainers, all at the same step."""
-
-    def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
-        """Do ``steps`` steps, or fewer if ``stop()`` returns True meanwhile; returns the last loss of each trainer."""
-        ...
-
-    def reset(self) -> None:
-        """Forget captured steps, after hooks that may have changed what a step does."""
-        ...
-
-
-def stepper_for(trainers: Sequence[Trainer]) -> Stepper:
-    """Return a stepper: a CUDA graph on a GPU, a plain loop on a CPU or with ``train.graph=off``."""
-    captured = trainers[0].device.type == "cuda" and trainers[0].config.train.graph == "on"
-    return _GraphStepper(trainers) if captured else _EagerStepper(trainers)
-
-
-class _EagerStepper:
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
-        self.trainers = trainers
-
-    def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
-        last_check, losses = time.monotonic(), [torch.empty(())] * len(self.trainers)
-        for _ in range(steps):
-            for number, trainer in enumerate(self.trainers):
-                losses[number] = trainer.step()
-            if time.monotonic() - last_check > ASK_EVERY:  # for slow steps only: the caller checks after fast ones
-                last_check = time.monotonic()
-                if stop():
-                    break
-        return [float(loss) for loss in losses]
-
-    def reset(self) -> None:
-        """Nothing is captured."""
 
 
 class _Captured(NamedTuple):
@@ -80,7 +39,13 @@ class _Captured(NamedTuple):
     shape: Hashable
 
 
-class _GraphStepper:
+class GraphStepper:
+    """Executes training steps of trainers that are at the same step, by replays of captured steps.
+
+    Args:
+        trainers: The trainers, of runs that can share a graph.
+    """
+
     def __init__(self, trainers: Sequence[Trainer]) -> None:
         self.trainers = list(trainers)
         compile_kernels(self.trainers)
@@ -90,13 +55,13 @@ class _GraphStepper:
         self.rows: list[StepTable] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.last_captured: _Captured | None = None
-        self.has_user_code = any(trainer.has_user_code for trainer in trainers)
+        self.has_user_code = any(trainer.user_code is not None for trainer in trainers)
         self.warm_up = USER_WARM_UP if self.has_user_code else WARM_UP
         self.start = self.end = -1  # first and end step of the stretch that the graph is for
         self.first = self.last = -1  # first and end step whose rows are on the device
 
-    def advance(self, steps: int, stop: Callable[[], bool] = lambda: False) -> list[float]:
-        """Do all steps without calling ``stop``: they are queued long before the device executes them."""
+    def advance(self, steps: int) -> list[float]:
+        """Do some steps; returns the last loss of each trainer."""
         remaining = steps
         while remaining:
             done = self.trainers[0].done
@@ -119,9 +84,10 @@ class _GraphStepper:
 
     def _shape(self) -> Hashable:
         """Return what distinguishes the steps of this stretch from others that need a graph of their own."""
-        return tuple((trainer.plan.steps[self.start].sizes, trainer.is_frozen(self.start)) for trainer in self.trainers)
+        return tuple((t.plan.steps[self.start].sizes, self.start >= t.freeze_step) for t in self.trainers)
 
     def reset(self) -> None:
+        """Forget captured steps, after hooks that may have changed what a step does."""
         self.graph, self.rows, self.last_captured = None, [], None
         self.start = self.end = self.first = self.last = -1
 
@@ -159,7 +125,7 @@ class _GraphStepper:
         Checked in every stretch, also in a short one, so that it does not depend on the length of a stretch.
         """
         for trainer in self.trainers:
-            if trainer.user_code.draws_random:
+            if trainer.user_code is not None and trainer.user_code.draws_random:
                 raise UserCodeError(
                     f"{trainer.user_code}: draws random numbers in a training step, such as for dropout, which a "
                     f"captured step would repeat. Set train.graph=off."
@@ -189,10 +155,10 @@ class _GraphStepper:
         except RuntimeError as error:
             torch.cuda.set_stream(main)  # a failed capture leaves its own stream current
             _renew_generator(random_state)
-            with_user_code = [trainer for trainer in self.trainers if trainer.has_user_code]
-            if not with_user_code:
-                raise
-            raise with_user_code[0].user_code.capture_error(error) from error
+            for trainer in self.trainers:
+                if trainer.user_code is not None:
+                    raise trainer.user_code.capture_error(error) from error
+            raise
         return graph
 
 
@@ -208,8 +174,8 @@ def _renew_generator(state: torch.Tensor) -> None:
 
 def _stretch_end(trainer: Trainer, done: int) -> int:
     """Return the end of the stretch of steps from a step on: the same shape, and moments frozen or not."""
-    end, freeze_step = stretch_end(trainer.plan.steps, done), trainer.freeze_step
-    return end if freeze_step is None or trainer.is_frozen(done) else min(end, freeze_step)
+    end = stretch_end(trainer.plan.steps, done)
+    return end if done >= trainer.freeze_step else min(end, trainer.freeze_step)
 
 
 def compile_kernels(trainers: Sequence[Trainer]) -> None:

@@ -193,7 +193,8 @@ class Work:
             group: The runs.
             stop: Called often; once it returns True, the runs stop at the next step and are saved.
         """
-        share_components(self.components)
+        if self.components:
+            share_components(self.components)
         options, device, started = self.options, self.options.torch_device, time.perf_counter()
         with ExitStack() as stack:
             stack.enter_context(nullcontext() if device.index is None else torch.cuda.device(device))
@@ -239,7 +240,8 @@ class Work:
         )
         stack.callback(trainer.feed.close)
         lane = Lane(run, trainer, checkpoint)
-        lane.resume()
+        if checkpoint is not None:
+            lane.resume()
         lane.provenance = provenance(run, plans.source, device, trainer.convolutions)
         return lane
 
@@ -274,6 +276,6 @@ def _add_progress(error: BaseException, lane: Lane) -> None:
     when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
     if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the loop
         error = error.__cause__
-    if trainer.has_user_code and has_user_frame(error):
+    if trainer.user_code is not None and has_user_frame(error):
         raise UserCodeError(f"{user_code_error(error, str(trainer.user_code), when)} ({saved})") from error
     error.add_note(f"seed {lane.run.seed}, {when}; {saved}.")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.bench.components import ComponentKind, is_user_code, user_code_error, user_parts
+from contnorm.bench.components import ComponentKind, is_user_code, user_code_error
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.models.norm_layers import check_norms
 from contnorm.bench.plan import Plan, sample_weights, stored_items
@@ -38,6 +38,9 @@ Shape = tuple[int, ...]
 
 _checked: set[tuple[ModelConfig, NormConfig, Shape]] = set()  # networks of the package that passed the check
 STRATEGY_HOOKS = ("after_backward", "on_task_start", "on_task_end", "on_step_start", "on_step_end")
+HOOKS_OF_LAYERS = (
+    "on_task_start", "on_task_end", "auxiliary_loss", "replay_request", "needs_tags", "needs_joint_forward"
+)  # fmt: skip
 
 
 @contextmanager
@@ -91,19 +94,16 @@ class UserCode:
     """The strategy, network and norm of a run, as far as they are user code.
 
     Args:
-        config: The resolved settings.
+        parts: Name and hash of those that are user code, by ``"strategy"``, ``"model"`` and ``"norm"``.
         seed: The seed of the run.
         device: The device it is trained on.
 
     Attributes:
-        parts: Name and hash of those that are user code, by ``"strategy"``, ``"model"`` and ``"norm"``.
         draws_random: Whether a step drew random numbers; checked on a GPU only.
     """
 
-    def __init__(self, config: RunConfig, seed: int, device: torch.device) -> None:
-        self.seed, self.device, self.draws_random = seed, device, False
-        self.parts: dict[ComponentKind, tuple[str, str | None]] = user_parts(config)
-        self.parts.pop("memory", None)
+    def __init__(self, parts: Mapping[ComponentKind, tuple[str, str | None]], seed: int, device: torch.device) -> None:
+        self.parts, self.seed, self.device, self.draws_random = parts, seed, device, False
 
     @contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
@@ -112,7 +112,7 @@ class UserCode:
         On a GPU, it is recorded whether a step draws random numbers: every graph replay would draw the same ones.
         """
         on_gpu = self.device.type == "cuda"
-        if not self.parts or (on_gpu and torch.cuda.is_current_stream_capturing()):
+        if on_gpu and torch.cuda.is_current_stream_capturing():
             yield
             return
         seed = seed_for(self.seed, purpose)
@@ -162,18 +162,18 @@ class NormHooks:
 
     def __init__(self, model: nn.Module) -> None:
         modules = list(model.modules())
-
-        def values(name: str) -> list[Any]:
-            return [value for module in modules if (value := getattr(module, name, None)) is not None]
-
-        self.task_start, self.task_end = values("on_task_start"), values("on_task_end")
-        self.losses = values("auxiliary_loss")
-        requests = set(values("replay_request"))
+        values: dict[str, list[Any]] = {
+            name: [value for module in modules if (value := getattr(module, name, None)) is not None]
+            for name in HOOKS_OF_LAYERS
+        }
+        self.task_start, self.task_end = values["on_task_start"], values["on_task_end"]
+        self.losses = values["auxiliary_loss"]
+        requests = set(values["replay_request"])
         if len(requests) > 1:
             raise UserError(f"layers have different replay_request ({requests}). A step has one extra batch: use one.")
         self.request: ReplayRequest | None = next(iter(requests), None)
-        self.need_tags = self.request is not None or any(values("needs_tags"))
-        self.need_joint_forward = any(values("needs_joint_forward"))
+        self.need_tags = self.request is not None or any(values["needs_tags"])
+        self.need_joint_forward = any(values["needs_joint_forward"])
         limits: list[Any] = [
             getattr(module, "num_tasks", None) for module in modules if hasattr(module, "on_task_start")
         ]
@@ -206,9 +206,19 @@ def task_items(plan: Plan, task: int) -> Tensor:
     return torch.from_numpy(shown[np.sort(first)])
 
 
-def check_hooks(config: RunConfig, stream: TaskSequence, strategy: Strategy, norm_hooks: NormHooks) -> None:
-    """Reject hooks that this run can't call, and streams that the strategy or the norm does not support."""
-    name, norm, hooks = config.strategy.name, config.norm.name, strategy_hooks(strategy)
+def check_run(
+    model: nn.Module,
+    config: RunConfig,
+    plan: Plan,
+    stream: TaskSequence,
+    strategy: Strategy,
+    hooks: Collection[str],
+    norm_hooks: NormHooks,
+) -> None:
+    """Reject hooks that this run can't call, streams that the strategy or the norm does not support, and moments of a
+    network without any or of a memory that does not exist or is too small.
+    """
+    name, norm, hooks = config.strategy.name, config.norm.name, set(hooks)
     if hooks & {"on_step_start", "on_step_end"} and config.train.graph == "on":
         raise UserError(
             f"strategy {name!r}: on_step_start and on_step_end run on the host at every step, which captured steps "
@@ -227,6 +237,20 @@ def check_hooks(config: RunConfig, stream: TaskSequence, strategy: Strategy, nor
         raise UserError(f"norm {norm!r}: has num_tasks={norm_hooks.max_tasks}. Set norm.num_tasks={stream.tasks}.")
     if stream.multi_label and not strategy.multi_label:
         raise UserError(f"strategy {name!r}: does not support multi-label streams. Use another one, such as er or prs.")
+    after = config.norm.freeze_after
+    if after is not None and not any(map(holds_moments, model.modules())):
+        raise UserError(f"norm.freeze_after={after}: norm {norm!r} has no running moments to freeze.")
+    if after is not None and after >= stream.tasks:
+        raise UserError(f"norm.freeze_after={after}: is not below the number of tasks, {stream.tasks}.")
+    for task, end in enumerate(plan.ends if config.evaluate.moments == "memory" else ()):
+        items = stored_items(plan, end)
+        samples = int((sample_weights(config, plan, stream.train.task[items], task) > 0).sum())
+        if samples < 2:
+            raise UserError(
+                f"evaluate.moments=memory: after task {task} the memory has {samples} samples with a weight, and a "
+                f"variance needs two or more. Use a strategy with a memory and a larger memory.size (--buffer), or "
+                f"evaluate.moments=running (--eval-moments running)."
+            )
 
 
 def check_network(
@@ -298,23 +322,3 @@ def _run_in_training(model: nn.Module, samples: int, shape: Shape) -> None:
     weights: dict[int, object] = {id(parameter): parameter for parameter in model.parameters()}  # are not copied
     with torch.no_grad(), batch_tags(tags):
         copy.deepcopy(model, weights).train()(torch.zeros(samples, *shape))
-
-
-def check_moments(model: nn.Module, config: RunConfig, plan: Plan, stream: TaskSequence) -> None:
-    """Reject frozen moments of a network without any, and moments of a memory that does not exist or is too small."""
-    after = config.norm.freeze_after
-    if after is not None and not any(map(holds_moments, model.modules())):
-        raise UserError(f"norm.freeze_after={after}: norm {config.norm.name!r} has no running moments to freeze.")
-    if after is not None and after >= stream.tasks:
-        raise UserError(f"norm.freeze_after={after}: is not below the number of tasks, {stream.tasks}.")
-    if config.evaluate.moments != "memory":
-        return
-    for task, end in enumerate(plan.ends):
-        items = stored_items(plan, end)
-        samples = int((sample_weights(config, plan, stream.train.task[items], task) > 0).sum())
-        if samples < 2:
-            raise UserError(
-                f"evaluate.moments=memory: after task {task} the memory has {samples} samples with a weight, and a "
-                f"variance needs two or more. Use a strategy with a memory and a larger memory.size (--buffer), or "
-                f"evaluate.moments=running (--eval-moments running)."
-            )

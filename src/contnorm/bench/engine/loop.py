@@ -18,7 +18,7 @@ import torch
 
 from contnorm.bench.components import is_user_code
 from contnorm.bench.engine.checkpoint import CheckpointWriter, load_checkpoint
-from contnorm.bench.engine.cuda_graph import stepper_for
+from contnorm.bench.engine.cuda_graph import GraphStepper
 from contnorm.bench.engine.evaluate import Measurements, count_predictions, evaluate_task, run_results, task_scores
 from contnorm.bench.engine.run import Event, EventKind, Run
 from contnorm.bench.engine.trainer import Trainer
@@ -31,6 +31,7 @@ except ImportError:  # not a POSIX system
     resource = None  # type: ignore[assignment]
 
 REPORT_EVERY = 20  # steps between progress reports; each copies the losses to the host and checks them
+ASK_EVERY = 0.5  # seconds between two calls of ``stop``
 GPU_SAVE_SECONDS = 10.0  # least time between checkpoints on a GPU, where short tasks take less than writing one
 
 
@@ -108,7 +109,7 @@ def train_lanes(
                     if until % every == 0 and until < end and group.is_save_due:
                         group.save()
                 yield from group.end(task)
-                if group.on_cpu or (task + 1 < tasks and group.is_save_due):
+                if group.writer is not None and (group.on_cpu or (task + 1 < tasks and group.is_save_due)):
                     group.save()
                 yield from group.evaluate(task)
                 if stop() and task + 1 < tasks:
@@ -121,11 +122,12 @@ def train_lanes(
 
 
 class _Group:
-    """The lanes that are still trained, and their stepper. A lane is dropped by its last event."""
+    """The lanes that are still trained, on a GPU in a CUDA graph. A lane is dropped by its last event."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes, self.on_cpu = list(lanes), lanes[0].trainer.device.type == "cpu"
-        self.stepper = stepper_for([lane.trainer for lane in lanes])
+        self.uses_graph = not self.on_cpu and lanes[0].run.config.train.graph == "on"
+        self.graph = GraphStepper([lane.trainer for lane in lanes]) if self.uses_graph else None
         self.last_save = time.monotonic()
         self.writer = CheckpointWriter() if lanes[0].checkpoint is not None else None
 
@@ -136,14 +138,15 @@ class _Group:
             if trainer.config.evaluate.ahead and not measured.before and not trainer.data.sequence.multi_label:
                 with raise_on_stop() if self.on_cpu else nullcontext():
                     measured.before = count_predictions(trainer, len(trainer.plan.ends))
-        called = [lane.trainer.start_task(task) for lane in self.lanes]
-        if any(called):
-            self.stepper.reset()
+        called = [lane.trainer.start_task(task) for lane in self.lanes if lane.trainer.has_task_hooks]
+        if self.graph is not None and any(called):
+            self.graph.reset()
 
     def steps(self, task: int, steps: int, stop: Callable[[], bool]) -> list[Event]:
         """Do some steps of a task."""
         started = time.perf_counter()
-        losses = self.stepper.advance(steps, stop)
+        # Steps of a graph are queued long before the device executes them: ``stop`` is called after them.
+        losses = self._train(steps, stop) if self.graph is None else self.graph.advance(steps)
         share = (time.perf_counter() - started) / len(self.lanes)
         events = []
         for lane, loss in zip(self.lanes, losses, strict=True):
@@ -158,12 +161,25 @@ class _Group:
                 events.append(lane.diverged(f"the loss is {loss}", last.task))
         return self._keep(events)
 
+    def _train(self, steps: int, stop: Callable[[], bool]) -> list[float]:
+        """Do steps one after the other; returns the last loss of each lane."""
+        last_check, losses = time.monotonic(), [torch.empty(())] * len(self.lanes)
+        for _ in range(steps):
+            for number, lane in enumerate(self.lanes):
+                losses[number] = lane.trainer.step()
+            if time.monotonic() - last_check > ASK_EVERY:  # for slow steps only: the caller asks after fast ones
+                last_check = time.monotonic()
+                if stop():
+                    break
+        return [float(loss) for loss in losses]
+
     def end(self, task: int) -> list[Event]:
         """Call the hooks after a task. Drops lanes with weights that are not finite, which the last loss can't show."""
         events = self._keep(self._nonfinite(task))
-        called = [lane.trainer.end_task(task) for lane in self.lanes]
+        called = [lane.trainer.end_task(task) for lane in self.lanes if lane.trainer.has_task_hooks]
         if any(called):
-            self.stepper.reset()
+            if self.graph is not None:
+                self.graph.reset()
             events += self._keep(self._nonfinite(task))
         return events
 
@@ -221,7 +237,8 @@ class _Group:
         ended = [event.run for event in events if event.is_end]
         if ended:
             self.lanes = [lane for lane in self.lanes if all(lane.run is not run for run in ended)]
-            self.stepper = stepper_for([lane.trainer for lane in self.lanes]) if self.lanes else self.stepper
+            if self.uses_graph and self.lanes:
+                self.graph = GraphStepper([lane.trainer for lane in self.lanes])
         return events
 
 

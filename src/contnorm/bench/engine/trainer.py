@@ -11,7 +11,7 @@ reads its row with a single gather; all parts of it are views of that row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.bench.components import user_code_errors
+from contnorm.bench.components import user_code_errors, user_parts
 from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.hooks import (
     NormHooks,
     UserCode,
-    check_hooks,
-    check_moments,
     check_network,
+    check_run,
     seeded_generators,
     strategy_hooks,
     task_info,
@@ -80,12 +79,16 @@ class Trainer:
     ) -> None:
         self.config, self.seed, self.device = config, seed, device
         self.memory_moments = memory_moments
-        self.user_code = UserCode(config, seed, device)
-        parts = self.user_code.parts
-        self.has_user_code, self.has_user_strategy = bool(parts), "strategy" in parts
+        parts = user_parts(config)
+        parts.pop("memory", None)  # the plan is made before the run
+        self.user_code = UserCode(parts, seed, device) if parts else None
+        # The context of a purpose in which user code draws from the global generators. The package draws nothing there.
+        self.seeded: Callable[[str], AbstractContextManager[object]]
+        self.seeded = nullcontext if self.user_code is None else self.user_code.seeded
+        self.has_user_strategy = "strategy" in parts
         self.has_package_network = config.model.name in NETWORKS and not parts.keys() & {"model", "norm"}
         plans = plans or PlanCache(source)
-        with self.user_code.seeded("strategy"):
+        with self.seeded("strategy"):
             self.strategy = build_strategy(config.strategy)
         self._hooks = strategy_hooks(self.strategy)
         stream, self.plan = plans.of(config, seed, self.strategy.draws)
@@ -96,8 +99,7 @@ class Trainer:
             if self.norm_hooks.request is not None:
                 _, self.plan = plans.of(config, seed, self.strategy.draws, self.norm_hooks.request)
             check_network(model, config, self.plan, shape, stream.outputs, any_norm)
-        check_hooks(config, stream, self.strategy, self.norm_hooks)
-        check_moments(model, config, self.plan, stream)
+        check_run(model, config, self.plan, stream, self.strategy, self._hooks, self.norm_hooks)
         self.model = model.to(device)
         if device.type == "cuda":  # the layout that tensor cores need and images have
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -132,18 +134,20 @@ class Trainer:
             self.norm_hooks.task_start or self.norm_hooks.task_end or self._hooks & {"on_task_start", "on_task_end"}
         )
         after, ends = config.norm.freeze_after, self.plan.ends
-        self.freeze_step = None if after is None or after > len(ends) else ends[after - 1]  # moments are frozen then
+        never = len(self.plan.steps) + 1
+        self.freeze_step = never if after is None or after > len(ends) else ends[after - 1]  # moments are frozen then
         self._rows: tuple[int, int, StepTable] | None = None  # first and end step of rows on the device
         self._replayed: dict[tuple[int, ...], tuple[Tensor, ...]] = {}  # by sizes of a step
-        with self.user_code.seeded("strategy setup"):
+        errors: AbstractContextManager[object] = nullcontext()
+        if self.has_user_strategy:
             errors = user_code_errors(f"strategy {config.strategy.name!r}", "in setup()")
-            with errors if self.has_user_strategy else nullcontext():
-                self.strategy.attach(self.model, self.head, self.device)
+        with self.seeded("strategy setup"), errors:
+            self.strategy.attach(self.model, self.head, self.device)
 
     def rows(self, start: int, end: int) -> StepTable:
         """Return the index tensors of steps ``start`` to ``end``, which must have the same shape, on the device."""
         steps, items = self.plan.steps[start:end], self.data.sequence.train
-        samples = samples_of(steps)
+        samples = table_of(steps, lambda step: (step.stream, *step.replay))
         places = self.feed.places(list(items.image[samples]), start)
         return build_step_table(steps, samples, places, items, len(self.logits) - 1, self.device)
 
@@ -151,7 +155,7 @@ class Trainer:
         """Do the next step of the plan; returns the loss as a tensor on the device."""
         step = self.done
         if "on_step_start" in self._hooks:
-            with self.user_code.seeded(f"start of step {step}"):
+            with self.seeded(f"start of step {step}"):
                 self.strategy.on_step_start(step)
         if self._rows is None or not self._rows[0] <= step < self._rows[1]:  # as many rows at once as possible
             end = step + 1
@@ -162,7 +166,7 @@ class Trainer:
         loss = self.learn(table.at(step - first))
         self.done += 1
         if "on_step_end" in self._hooks:
-            with self.user_code.seeded(f"end of step {step}"):
+            with self.seeded(f"end of step {step}"):
                 self.strategy.on_step_end(step, loss)
         return loss
 
@@ -171,7 +175,7 @@ class Trainer:
         write, stream, replay, extra = self._batches(row)
         self._set_training_mode()
         self.optimizer.zero_grad()
-        with self.user_code.seeded(f"step {self.done}"):
+        with self.seeded(f"step {self.done}"):
             with using_table(self.convolutions):
                 with self.autocast():
                     if extra is not None:  # a batch for the norm layers alone
@@ -179,7 +183,7 @@ class Trainer:
                         tags = BatchTags(extra.replayed, extra.task, True, extra_size=len(extra), stream_size=0)
                         with torch.no_grad(), batch_tags(tags):
                             self.model(extra.x)
-                    tagged = tagged_passes()
+                    tagged = tagged_passes() if self.norm_hooks.need_tags else 0
                     answer = self.strategy.loss(self.model, self.head, stream, *replay)
                     if self.norm_hooks.need_tags and tagged_passes() == tagged:
                         raise UserCodeError(
@@ -229,14 +233,10 @@ class Trainer:
         ]
         return write, Batch(x, label, task, None, replayed, extra_size, len(x)), replay, extra
 
-    def is_frozen(self, step: int) -> bool:
-        """Whether running moments are frozen in a step."""
-        return self.freeze_step is not None and step >= self.freeze_step
-
     def _set_training_mode(self) -> None:
         """Set training mode; layers with frozen moments are in evaluation mode, in which they use the moments."""
         self.model.train()
-        if self.is_frozen(self.done):
+        if self.done >= self.freeze_step:
             for module in self.model.modules():
                 if holds_moments(module):
                     module.eval()
@@ -289,7 +289,7 @@ class Trainer:
         """The context of a hook: seeded generators, the network in training mode and gradients, which are dropped."""
         was_training = self.model.training
         self._set_training_mode()
-        with self.user_code.seeded(name), torch.enable_grad():
+        with self.seeded(name), torch.enable_grad():
             yield
         self.model.train(was_training)
         self.optimizer.zero_grad()
@@ -509,7 +509,7 @@ def build_step_table(
 
     Args:
         steps: The steps.
-        samples: The items of the steps, as `samples_of` returns them.
+        samples: The items of each step: of the stream, then of each draw.
         images: For each step, the indices of the images of its samples.
         items: The items that the steps refer to.
         spare: The slot for samples that are not stored, or are overwritten in the same step.
@@ -517,28 +517,22 @@ def build_step_table(
     """
     first = steps[0]
     label = items.label[samples] if items.label.ndim == 1 else samples
-    slots = [_last_writers(_table([step.write for step in steps]), spare), *_draws([s.replay_slots for s in steps])]
-    views = (
-        [] if first.stream_views is None else [_table([s.stream_views for s in steps if s.stream_views is not None])]
-    )
-    views += _draws([step.replay_views for step in steps if step.replay_views is not None])
-    table = np.concatenate([_table(images), label, items.task[samples], *slots, *views], axis=1)
+    slots = table_of(steps, lambda step: (step.write, *step.replay_slots))
+    written = len(first.write)
+    slots[:, :written] = _last_writers(slots[:, :written], spare)
+    columns = [np.stack(images), label, items.task[samples], slots]
+    if first.stream_views is not None:
+        columns.append(table_of(steps, lambda step: (step.stream_views, *(step.replay_views or ()))))
+    table = np.concatenate(columns, axis=1)
     return StepTable(torch.from_numpy(table).to(device), first.sizes, first.stream_views is not None)
 
 
-def samples_of(steps: Sequence[Step]) -> Indices:
-    """Return the items of steps of the same shape as (steps, samples): of the stream, then of each draw."""
-    return np.concatenate([_table([step.stream for step in steps]), *_draws([step.replay for step in steps])], axis=1)
+def table_of(steps: Sequence[Step], parts: Callable[[Step], tuple[Any, ...]]) -> Indices:
+    """Return one row for each step of the same shape: its parts, such as those of the stream and of each draw.
 
-
-def _draws(of_steps: Sequence[tuple[Indices, ...]]) -> list[Indices]:
-    """Return one table per draw, from the draws of each step."""
-    return [_table(draw) for draw in zip(*of_steps, strict=True)]
-
-
-def _table(rows: Sequence[Indices]) -> Indices:
-    """Stack one row per step; in one call, since a stretch has thousands of steps."""
-    return np.concatenate(rows).reshape(len(rows), -1)
+    They are stacked in one call, since a stretch has thousands of steps.
+    """
+    return np.concatenate([part for step in steps for part in parts(step)]).reshape(len(steps), -1)
 
 
 def _last_writers(write: Indices, spare: int) -> Indices:

@@ -144,6 +144,8 @@ def check_stream(config: StreamConfig) -> None:
         and config.scenario not in (None, "free"),
         "stream.class_order=seed: the order of the tasks is fixed": multi_label and config.class_order == "seed",
         "stream.augment=true: the stream has no augmentation": multi_label and config.augment,
+        f"stream.blur={config.blur:g}: needs stream.scenario=free, which has no task labels": config.blur
+        and config.scenario != "free",
         f"stream.part={config.part}: the stream has no validation tasks": not spec.validation
         and config.part in ("learn", "validate"),
     }
@@ -173,6 +175,8 @@ def build_stream(config: StreamConfig, source: Source, seed: int) -> TaskSequenc
             label_of[block] = np.arange(first, first + len(block))
     training, testing = split_samples(config.holdout, source)
     train = _draw_items("train", training, config, tasks, blocks, label_of, seed)
+    if config.blur:
+        train = blur_boundaries(train, config.blur, seed)
     test = _draw_items("test", testing, config, tasks, blocks, label_of, 0)
     competing = np.ones((tasks, int(label_of.max()) + 1), dtype=bool)
     if config.scenario == "task":
@@ -235,6 +239,33 @@ def _draw_items(
         labels = [label_of[part] for part in labels]
     task_of = np.repeat(np.arange(tasks), [len(part) for part in images])
     return Items(np.concatenate(images), np.concatenate(labels), task_of)
+
+
+def blur_boundaries(items: Items, width: float, seed: int) -> Items:
+    """Mix the samples of consecutive tasks near their boundary; the samples of each task keep their order.
+
+    The window around a boundary has the last samples of one task and as many first samples of the next, ``width / 2``
+    of the smaller of the two. In it, the expected share of the next task rises linearly from 0 to 1.
+
+    Example:
+        >>> items = Items(np.arange(40), np.zeros(40, dtype=np.int64), np.repeat([0, 1], 20))
+        >>> blurred = blur_boundaries(items, 0.8, seed=1)
+        >>> "".join(map(str, blurred.task))
+        '0000000000000010001101010111111111111111'
+        >>> blurred.image[blurred.task == 1].tolist() == list(range(20, 40))
+        True
+    """
+    sizes, shown = np.bincount(items.task), items.task.copy()
+    for task, end in enumerate(np.cumsum(sizes)[:-1]):
+        half = int(width * sizes[task : task + 2].min() / 2)
+        # Sorted by the smaller of two uniform numbers for one task, and by the larger for the next: their densities
+        # 2 - 2x and 2x add up to a constant, so x is the expected share of the next task at a fraction x of the window.
+        low, high = np.sort(generator(seed, f"blur {task}").random((2, 2, half)), axis=0)
+        order = np.argsort(np.concatenate([low[0], high[1]]))
+        shown[end - half : end + half] = shown[end - half : end + half][order]
+    place = np.empty_like(shown)
+    place[np.argsort(shown, kind="stable")] = np.arange(len(shown))
+    return Items(items.image[place], items.label[place], shown)
 
 
 def _class_blocks(spec: StreamSpec, config: StreamConfig, source: Source, seed: int) -> list[Indices] | None:
