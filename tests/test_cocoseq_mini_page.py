@@ -1,6 +1,5 @@
 """docs/results/README.md: its numbers on the PRS and reservoir memories are those of the records."""
 
-from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -25,31 +24,6 @@ def final_memory(record: Record) -> tuple[dict[str, Any], dict[str, float]]:
     held = census["held"]
     shares = {group: 100 * sum(held[i] for i in record.classes_of(group)) / sum(held) for group in GROUPS}
     return census, shares
-
-
-def test_memories_evict_in_every_run(records: list[Record]) -> None:
-    assert {(r.config.memory.kind, r.config.norm.name) for r in records} == {
-        (kind, norm) for kind in ("prs", "reservoir") for norm in ("bn", "cn", "bn_gn", "cn_tied", "bn_gn_tied")
-    }
-    for record in records:
-        census, _ = final_memory(record)
-        assert census["evicted"] == census["written"] - 100 > 200
-
-
-def test_prs_has_more_rare_classes_than_a_reservoir(records: list[Record]) -> None:
-    rare: dict[int, dict[str, float]] = defaultdict(dict)
-    for record in records:
-        census, shares = final_memory(record)
-        rare[record.seed][record.config.memory.kind] = shares["minority"]
-        rare[record.seed]["stream"] = share_shown(record, census)
-    assert set(rare) == set(range(5))
-    for by_kind in rare.values():
-        assert by_kind["prs"] > by_kind["reservoir"] and by_kind["prs"] > 2 * by_kind["stream"]
-
-
-def share_shown(record: Record, census: dict[str, Any]) -> float:
-    shown = census["shown"]
-    return 100 * sum(shown[i] for i in record.classes_of("minority")) / sum(shown)
 
 
 def test_table_matches_the_records(records: list[Record]) -> None:

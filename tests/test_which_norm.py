@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
-from tools.comparisons import MOMENTS, NEWER, PANEL, PRIMARY, STRATEGIES, comparisons
+from tools.comparisons import MOMENTS, NEWER, PANEL, STRATEGIES, comparisons
 from tools.evidence import Cell, Comparison, MeanCell
-
-from contnorm.bench.sequential import Verdict, decide_differences, decide_family
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -130,12 +128,6 @@ def test_row_of_evidence_is_that_of_the_records(name: str) -> None:
         assert text(values) in row and f"| {len(values)} |" in row, (score, text(values), row)
 
 
-def test_evidence_has_one_row_for_each_comparison() -> None:
-    rows = [line.split(" | ")[:2] for line in EVIDENCE.splitlines() if re.match(r"\| (?!comparison|---)", line)]
-    assert [[one.what, one.situation] for one in comparisons().values()] == [[row[0][2:], row[1]] for row in rows]
-    assert len({tuple(row) for row in rows}) == len(rows)
-
-
 @pytest.mark.parametrize("page", [README, PAGE], ids=["README", "which-norm"])
 def test_differences_of_a_page_are_in_the_evidence(page: str) -> None:
     """Signed numbers with two decimals; the README's with their intervals."""
@@ -200,20 +192,6 @@ def test_moments_of_the_memory_gain_at_every_stop(archive: str, strategy: str) -
     assert gains.shape == ({PANEL: 16, MOMENTS: 32}[archive], 17)
     assert (gains.mean(0) > 0).all()
     assert stats.ttest_1samp(gains.mean(1), 0).pvalue < 1e-6
-
-
-@pytest.mark.parametrize("score", ["aia", "acc"])
-@pytest.mark.parametrize("family", PRIMARY, ids=["CIFAR-100", "class order by seed", "mini-ImageNet"])
-def test_verdicts_are_those_of_the_rule(family: tuple[str, ...], score: str) -> None:
-    alone: dict[str, Verdict] = {}
-    for name in family:
-        first, second = (of_cell(cell, score) for cell in (comparisons()[name].first, comparisons()[name].second))
-        alone[name] = decide_differences({seed: first[seed] - second[seed] for seed in first.keys() & second.keys()})
-    for question, verdict in decide_family(alone, size=4).items():
-        one = comparisons()[question]
-        row = next(line for line in EVIDENCE.splitlines() if line.startswith(f"| {one.what} | {one.situation} |"))
-        words = f"| {verdict.outcome}; at the end" if score == "aia" else f"; at the end {verdict.outcome} |"
-        assert words in row
 
 
 def test_deviations_over_seeds_are_those_of_the_records() -> None:

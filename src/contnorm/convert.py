@@ -21,6 +21,7 @@ from contnorm.checks import auto_groups
 from contnorm.detect import DetectedNorm, TreatAs, detect_norm, drop_and_act, holds_moments
 from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
 from contnorm.norms.activation import ActivationNorm
+from contnorm.norms.balanced import TaskBalancedNormBase
 from contnorm.norms.base import MomentNorm, NormLayer
 from contnorm.norms.continual import SyncContinualNorm
 from contnorm.norms.group import WSGroupNorm, standardize_convolutions, unstandardize
@@ -304,6 +305,8 @@ def _transfer_state(old: nn.Module, new: Any, detected: DetectedNorm) -> None:
     new.train(old.training)
     if isinstance(new, MomentNorm):
         new.use_running = detected.constant or getattr(old, "use_running", False)
+    if isinstance(new, TaskBalancedNormBase) and isinstance(old, TaskBalancedNormBase):
+        new.on_task_start(old.task)
     if holds_moments(new) and (detected.constant or is_frozen(old)):
         freeze_stats(new)
     if detected.acts:

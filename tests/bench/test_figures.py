@@ -56,12 +56,6 @@ def test_accuracy_matrix_first_task_is_in_the_top_left_corner() -> None:
     assert [label.get_text() for label in ax.get_yticklabels()] == ["1", "2"]
 
 
-def test_accuracy_matrix_of_many_tasks_has_no_numbers() -> None:
-    ax = Figure().add_subplot()
-    accuracy_matrix(ax, np.tril(np.full((17, 17), 50.0)))
-    assert not ax.texts
-
-
 def test_figure_has_curve_matrix_and_title_without_math() -> None:
     drawn = figure([TWO_SEEDS], ["cn $4"])
     assert drawn.get_suptitle() == "cn $4" and len(drawn.axes) == 3

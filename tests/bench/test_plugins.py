@@ -1,11 +1,9 @@
 """Plugins: an installed package adds components, which are listed with their origin, run, recorded and resumed."""
 
 import json
-import re
 import subprocess
 import sys
 import textwrap
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -237,28 +235,3 @@ def test_norm_of_a_plugin_has_its_origin_in_listings_and_records(monkeypatch: py
     assert record.raw["versions"]["their-norms"] == "0.3"
     (record,) = bench.run(bench.Stream.from_arrays(x, y, x, y, tasks=1), norm="bn", strategy="single").records
     assert set(record.raw["versions"]) == {"contnorm", "torch", "python", "cuda"}
-
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "plugins.md"
-
-
-@pytest.mark.slow
-def test_package_of_the_docs_works(tmp_path: Path) -> None:
-    """The distribution is made of the page's files and entry points."""
-    page = PAGE.read_text()
-    (project,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    files = re.findall(r"^```python\n# newest_samples/(\w+\.py)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in files] == ["plugin.py", "parts.py"]
-    (entries,) = tomllib.loads(project)["project"]["entry-points"].values()
-    site = tmp_path / "site-packages"
-    install(
-        site,
-        "\n".join(f"{name} = {target}" for name, target in entries.items()),
-        {"__init__.py": "", **dict(files)},
-        "newest_samples",
-    )
-    commands = re.findall(r"^contnorm (.*)$", page, re.MULTILINE)
-    listed, ran = (contnorm(site, *command.split()) for command in commands)
-    assert re.search(r"^newest +newest-samples 1\.2 +the newest samples of the stream", listed.stdout, re.MULTILINE)
-    assert ran.returncode == 0, ran.stderr
-    assert len(list((tmp_path / "runs").glob("*/*.json"))) == 1

@@ -1,12 +1,13 @@
 """Speed benchmarks: rows have the measured values, and CSV files have what was printed."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from benchmarks.timing import Percentiles, flatten_row
 
-from benchmarks import layers, step
+from benchmarks import layers, step, your_model
 
 pytestmark = pytest.mark.slow  # it measures
 
@@ -61,3 +62,18 @@ def _narrow(settings):  # type: ignore[no-untyped-def]
         return replace(config, model=replace(config.model, width=32))
 
     return changed
+
+
+def test_a_network_of_a_file_is_converted_and_compared(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), *head)\n"
+    )
+    cases = [your_model.Case(f"{file}:make", norm, "eager", 4, 8, "nhwc", "fp32") for norm in ("bn", "cn")]
+    rows = [your_model.measure(case, "cpu", steps=2, warm_up=1) for case in cases]
+    printed = [line.split(" | ") for line in your_model.table(rows).splitlines() if line.startswith("| eager")]
+    assert [line[5] for line in printed] == ["bn", "cn"] and printed[0][7] == "1.00"
+    assert float(printed[1][7]) == pytest.approx(rows[1].milliseconds / rows[0].milliseconds, abs=0.006)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -147,18 +146,6 @@ def test_chosen_setting_is_shown_as_options(cifar: list[str], tmp_path: Path) ->
     assert not (tmp_path / "runs").exists()
 
 
-def test_sweep_on_data_of_the_user_shows_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    rng, y = np.random.default_rng(0), np.arange(40) % 4
-    np.savez("blobs.npz", x_train=rng.normal(size=(40, 5)), y_train=y, x_test=rng.normal(size=(40, 5)), y_test=y)
-    bench.add_dataset("blobs", root="data", npz="blobs.npz", tasks=2)
-    code, out = call("run", "--stream", "blobs", "--norm", "bn", "--lr", "0.01,0.1", "--seeds", "1", "--log", "csv")
-    assert code == 0 and "\nblobs: acc on the test samples" in out
-    assert len(list((tmp_path / "runs-logs").rglob("*.csv"))) == 2
-    code, out = call("run", "--stream", "blobs", "--norm", "cn", "--set", "norm.groups=4")
-    assert code == 0 and "blobs er cn seed 0: recorded" in out
-
-
 def test_failed_seeds_are_reported_and_others_shown(mnist: list[str], tmp_path: Path) -> None:
     for options in (["--lr", "0.1"], ["--lr", "1e30"]):
         typed = ["run", *mnist, "--norm", "none", "--seeds", "2", *options]
@@ -183,26 +170,6 @@ def test_signal_stops_and_saves_and_resume_finishes(
     assert "2 of 2 runs unfinished" in out and len(unfinished_runs(Path("runs"))) == 1
     found, out = call("resume", "--data-root", mnist[3])
     assert found == 0 and len(list(Store(tmp_path / "runs"))) == 1 and not unfinished_runs(Path("runs"))
-
-
-def test_resume_leaves_runs_with_own_code_to_their_command(mnist: list[str], tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from contnorm import bench\nclass Mine(bench.ER):\n    pass\n")
-    typed = ["run", *mnist, "--strategy", "mine.py:Mine", "--norm", "bn"]
-
-    def stopped(*given: Any) -> Iterator[Event]:
-        for event in execute(*given):
-            yield event
-            if event.kind == "steps":
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(running, "execute", stopped)
-        assert call(*typed)[0] == 130
-    (left,) = unfinished_runs(Path("runs"))
-    assert left.step
-    done = CliRunner().invoke(app, ["resume", "--data-root", mnist[3]])
-    assert isinstance(done.exception, UserError) and "is code of your own" in str(done.exception)
-    assert call(*typed)[0] == 0 and not unfinished_runs(Path("runs"))
 
 
 def test_incomplete_data_is_refused_or_recorded_and_resume_remembers_it(

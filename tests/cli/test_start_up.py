@@ -1,6 +1,5 @@
 """Start-up: commands import no library that they do not need, and garbage collection is suspended meanwhile."""
 
-import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Store
-from contnorm.cli.common import collection_paused
 
 # Libraries and modules that are slow to import.
 ARRAYS = {"torch", "pandas", "matplotlib", "scipy"}
@@ -41,10 +39,3 @@ def test_commands_import_only_what_they_need(arguments: list[str], needless: set
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0 and done.stderr.splitlines()[-1] == "imported:", done.stderr
     assert arguments != ["show"] or config.hash in done.stdout
-
-
-def test_collection_is_suspended_during_an_import() -> None:
-    with collection_paused():
-        assert not gc.isenabled()
-    assert gc.isenabled() and gc.get_freeze_count() > 0
-    gc.unfreeze()

@@ -1,25 +1,36 @@
-"""Public names have a docstring with an example, which the doctests run."""
+"""Public names have a docstring with an example, which the doctests run, and a page that names them."""
+
+import re
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 import contnorm as cn
-from contnorm import functional, testing
+from contnorm import bench, functional, testing
 from tests.docs.pages import ROOT
 
-
-@pytest.mark.parametrize("public", cn.__all__)
-def test_public_names_are_documented_with_an_example(public: str) -> None:
-    thing = getattr(cn, public)
-    assert thing.__doc__ and ">>>" in thing.__doc__, f"contnorm.{public} needs a docstring with an example"
-
-
-@pytest.mark.parametrize("public", sorted(set(testing.__all__) - {"NORM_CHECKS"}))  # a dict has no docstring
-def test_names_of_testing_are_documented_with_an_example(public: str) -> None:
-    page = (ROOT / "docs" / "howto" / "bring-your-own-norm.md").read_text()
-    assert ">>>" in (getattr(testing, public).__doc__ or "")
-    assert f"`{public}`" in page or f"testing.{public}" in page, f"bring-your-own-norm.md does not name {public}"
+GUIDES = ROOT / "docs" / "howto"
+NAMES: dict[Any, set[str]] = {
+    cn: set(cn.__all__),
+    functional: set(functional.__all__),
+    testing: set(testing.__all__) - {"NORM_CHECKS"},  # a dict has no docstring
+    bench: set(bench.__all__),
+}
 
 
-@pytest.mark.parametrize("public", functional.__all__)
-def test_functions_are_documented_with_an_example(public: str) -> None:
-    assert ">>>" in (getattr(functional, public).__doc__ or "")
+@pytest.mark.parametrize("module", NAMES, ids=lambda module: module.__name__)
+def test_public_names_are_documented_with_an_example(module: ModuleType) -> None:
+    without = []
+    for name in NAMES[module]:
+        thing, text = getattr(module, name), getattr(module, name).__doc__ or ""
+        plain = isinstance(thing, ModuleType) or (isinstance(thing, type) and issubclass(thing, BaseException))
+        if not text or (">>>" not in text and not (plain and module is bench)):
+            without.append(name)
+    assert without == []
+
+
+@pytest.mark.parametrize(("module", "page"), [(bench, "*.md"), (testing, "bring-your-own-norm.md")])
+def test_public_names_are_in_the_guides(module: ModuleType, page: str) -> None:
+    text = " ".join(path.read_text() for path in GUIDES.glob(page))
+    assert [name for name in NAMES[module] if not re.search(rf"(`|\b{module.__name__[9:]}\.){name}\b", text)] == []

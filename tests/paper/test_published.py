@@ -152,23 +152,3 @@ def test_published_numbers_satisfy_claim(recipe: Recipe, claim: Claim) -> None:
     outcomes = {one.label: is_satisfied(recipe, claim, one) for one in comparisons_of(claim, cells)}
     assert [label for label, satisfied in outcomes.items() if satisfied is False] == []
     assert (True in outcomes.values()) != (claim.says in UNPUBLISHED)
-
-
-def test_claim_that_the_published_numbers_contradict_is_found() -> None:
-    """On Split Tiny-ImageNet with a memory of 500, the paper has CN at 6.5 and BN at 6.7."""
-    table = find_recipe("table4")
-    claim = Claim("CN is over BN", "above", "acc", {"norm": "cn", "groups": 32}, ({"norm": "bn"},))
-    outcomes = [is_satisfied(table, claim, one) for one in comparisons_of(claim, cells_of(table))]
-    assert Counter(outcomes) == {True: 11, False: 1}
-
-
-def test_no_claim_is_encoded_twice() -> None:
-    """Neither with the same cells in two tables, nor as a case of another claim of the same table."""
-    places = Counter(
-        (claim.kind, claim.score, claim.than_score, tuple(sorted(one.label.replace("*", "\\*") for one in found)))
-        for recipe, claim in CLAIMS
-        if recipe.kind == "runs" and (found := list(comparisons_of(claim, cells_of(recipe))))
-    )
-    assert [place for place, count in places.items() if count > 1] == []
-    run = [claim for recipe, claim in CLAIMS if recipe.name not in ("table5", "table6") and "COCOseq" not in claim.says]
-    assert len(run) <= 27

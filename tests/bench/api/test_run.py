@@ -1,23 +1,15 @@
 """`bench.run`: arguments, records, identity of objects, processes and interruption."""
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typer.testing import CliRunner
 
 from contnorm import bench
-from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.records import Store
 from contnorm.cli.main import app
 from contnorm.errors import UserError
@@ -54,32 +46,6 @@ def test_nothing_is_written_without_a_folder(
     result = bench.run(stream, settings=FAST, keep_weights=True, seeds=1)
     assert not list(tmp_path.iterdir()) and result.records[0].path is None
     assert len(result.models()) == 1  # the weights are in memory
-
-
-@contextmanager
-def interrupted_at_step(number: int) -> Iterator[None]:
-    """Send SIGINT to this process when a run has done so many steps."""
-    step = Trainer.step
-
-    def step_and_interrupt(trainer: Trainer) -> Tensor:
-        loss = step(trainer)
-        if trainer.done == number:
-            os.kill(os.getpid(), signal.SIGINT)
-        return loss
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "step", step_and_interrupt)
-        yield
-
-
-def test_resume_after_a_stop_is_bit_exact(stream: bench.Stream, tmp_path: Path) -> None:
-    whole = bench.run(stream, settings={"train.passes": 5}, runs=tmp_path / "whole")
-    with interrupted_at_step(17), pytest.raises(KeyboardInterrupt, match="1 of 1 runs unfinished"):
-        bench.run(stream, settings={"train.passes": 5}, runs=tmp_path / "stopped")
-    assert not list((tmp_path / "stopped").glob("*/*.json")), "the run is not recorded"
-    assert list((tmp_path / "stopped").rglob("checkpoint.safetensors")), "the run is saved"
-    resumed = bench.run(stream, settings={"train.passes": 5}, runs=tmp_path / "stopped")
-    assert resumed.records[0].raw["matrix"] == whole.records[0].raw["matrix"]
 
 
 def test_model_norm_layers_are_converted_on_a_copy(stream: bench.Stream) -> None:
@@ -171,45 +137,6 @@ def test_run_all_gives_what_single_runs_give(stream: bench.Stream) -> None:
     for result, experiment in zip(together, experiments, strict=True):
         alone = bench.run(stream, seeds=2, lanes=1, **experiment)
         assert result.hash == alone.hash and np.array_equal(result.accuracy, alone.accuracy, equal_nan=True)
-
-
-SCRIPT = """
-    import numpy as np, torch
-    from contnorm import bench
-
-    rng = np.random.default_rng(0)
-    y = np.arange(80) % 4
-    x = rng.normal(size=(80, 6)) + y[:, None]
-
-    class Net(torch.nn.Module):
-        def __init__(self, input_shape, num_outputs):
-            super().__init__()
-            self.layers = torch.nn.Sequential(
-                torch.nn.Linear(input_shape[0], 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, num_outputs)
-            )
-
-        def forward(self, x):
-            return self.layers(x)
-
-    class Mine(bench.Strategy):
-        def loss(self, model, head, stream):
-            return head.cross_entropy(model(stream.x), stream).mean(), None
-
-    stream = bench.Stream.from_arrays(x, y, x + 0.01, y, tasks=2)
-    result = bench.run(stream, model=Net, strategy=Mine(), norm="cn", seeds=2, lanes=2, runs={runs})
-    print("seeds", result.seeds)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runs", [None, "runs"])
-def test_script_without_main_guard_runs_two_seeds(tmp_path: Path, runs: str | None) -> None:
-    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT.format(runs=repr(runs))))
-    done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0 and done.stdout == "seeds [0, 1]\n", done.stderr
-    assert done.stderr == ""
 
 
 def test_settings_override_the_default_norm_and_strategy(stream: bench.Stream) -> None:

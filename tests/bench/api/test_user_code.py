@@ -300,24 +300,30 @@ from edited_net import Net
 
 print("imported", flush=True)
 
+class Mine(bench.Single):
+    def __init__(self, config=None, factor=0.5):
+        super().__init__(config)
+        self.factor = factor
+
 def make(shape, outputs):
     return Net()
 
 x, y = np.random.default_rng(0).normal(size=(60, 12)), np.arange(60) % 6
 stream = bench.Stream.from_arrays(x, y, x, y, tasks=2)
-print(bench.run(stream, model=make, seeds=2, lanes=2, settings={"train.max_steps": 2}, runs="runs").seeds)
+options = {"seeds": 2, "lanes": 2, "settings": {"train.max_steps": 2}, "runs": "runs"}
+print(bench.run(stream, model=make, strategy=Mine(factor=2.0), **options).seeds)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["import", "stdin"])
-def test_runs_of_an_imported_module_and_of_stdin(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["script", "import", "stdin"])
+def test_runs_of_a_script_without_main_guard_an_imported_module_and_stdin(tmp_path: Path, how: str) -> None:
     """Workers must not import a module that starts runs."""
     write(tmp_path, edited_net=CODE, experiment=EXPERIMENT)
-    command = [sys.executable, "-c", "import experiment"] if how == "import" else [sys.executable]
+    arguments = {"script": ["experiment.py"], "import": ["-c", "import experiment"], "stdin": []}[how]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
         input=EXPERIMENT if how == "stdin" else None,
     )  # fmt: skip
     assert done.stdout.split("\n") == ["imported", "[0, 1]", ""], done.stderr

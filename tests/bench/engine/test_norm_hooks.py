@@ -23,8 +23,6 @@ import torch
 from torch import nn
 from contnorm import BatchTags, ReplayRequest, current_tags
 from contnorm.bench import Strategy, forward
-from tests.bench.engine.stopped_runs import finish
-from tests.bench.engine.stopped_runs import finish
 
 class Probe(nn.BatchNorm1d):
     def __init__(self, channels):

@@ -12,8 +12,6 @@ from contnorm import registry
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.data.registry import load_source
 from contnorm.bench.engine import hooks
-from contnorm.bench.engine.execute import execute
-from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.errors import UserError
 from tests.bench.engine.stopped_runs import results
@@ -85,53 +83,6 @@ def test_check_does_not_change_the_network(root: Path, norm: str, monkeypatch: p
     assert all(parameter.grad is None for parameter in checked.model.parameters())
 
 
-NETS = """
-from torch import nn
-def few(shape):
-    return nn.Identity()
-def shapes(shape, outputs, norm):
-    return nn.Sequential(nn.Flatten(),
-                         nn.Linear(7, outputs))
-def narrow(shape, outputs, norm):
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
-def pair(shape, outputs, norm):
-    class Two(nn.Module):
-        def forward(self, x):
-            return x, x
-    return Two()
-def groups(shape, outputs, norm):
-    return norm(7)
-def none():
-    return nn.Identity()
-def unlike(shape, outputs):
-    return nn.Sequential(nn.Conv2d(1, 22, 3), nn.BatchNorm2d(22), nn.Flatten(), nn.Linear(22 * 26 * 26, outputs))
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("few", "TypeError: few() takes 1 positional argument"),
-        ("shapes", "images of shape (2, 1, 28, 28): RuntimeError: mat1 and mat2 shapes"),
-        (
-            "narrow",
-            "its output must have shape (2, 10), one value per output of the stream, not (2, 3). Use num_outputs",
-        ),
-        ("pair", "not tuple"),
-        ("groups", "num_groups=4 does not divide the 7 channels"),
-    ],
-)
-def test_invalid_user_network_writes_nothing(root: Path, tmp_path: Path, name: str, said: str) -> None:
-    file = tmp_path / "net.py"
-    file.write_text(NETS)
-    values: dict[str, Any] = {"model": {"name": f"{file}:{name}"}, "norm": {"name": "cn"}}
-    values["stream"] = {"name": "permuted-mnist", "train_per_task": 20}
-    with pytest.raises(UserError, match=re.escape(said.format(file=file))) as told:
-        list(execute([Run(resolve(values, root), 0)], RunOptions(runs=tmp_path / "runs", data_root=root)))
-    assert f"model '{file}:{name}'" in str(told.value) and "\n" not in str(told.value)
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("evaluate", "advice"),
     [
@@ -187,23 +138,6 @@ def copied(shape, outputs, norm):
 def norm_net(root: Path, folder: Path, name: str, norm: str, **groups: Any) -> Trainer:
     (folder / "norms.py").write_text(NORMS)
     return lane(root, per_task=20, norm=norm, model={"name": f"{folder / 'norms.py'}:{name}"}, **groups)
-
-
-@pytest.mark.parametrize(
-    ("name", "norm", "words"),
-    [
-        ("fixed", "cn8", "none of its normalization layers is the run's norm 'cn8'; it has 1 (BatchNorm2d)"),
-        ("fixed", "none", "'none'; it has 1 (BatchNorm2d)"),
-        ("layer_norm", "bn", "'bn'; it has 1 (LayerNorm)"),
-        ("plain", "cn8", "'cn8'; it has none"),
-    ],
-)
-def test_network_without_the_norm_of_the_run_is_refused(
-    root: Path, tmp_path: Path, name: str, norm: str, words: str
-) -> None:
-    with pytest.raises(UserError, match=re.escape(words)) as error:
-        norm_net(root, tmp_path, name, norm)
-    assert "norm(channels)" in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

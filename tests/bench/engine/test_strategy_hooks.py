@@ -22,8 +22,6 @@ import copy
 from dataclasses import dataclass
 import torch
 from contnorm.bench import Strategy, forward
-from tests.bench.engine.stopped_runs import finish
-from tests.bench.engine.stopped_runs import finish
 
 CALLS = []
 

@@ -86,7 +86,6 @@ def test_user_memory_determines_what_is_replayed(stream: bench.Stream) -> None:
     assert (census["capacity"], census["written"][-1], census["evicted"][-1]) == (20, 240, 220)
 
 
-@pytest.mark.slow
 def test_class_object_file_and_name_have_the_same_scores(stream: bench.Stream, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
@@ -97,8 +96,8 @@ def test_class_object_file_and_name_have_the_same_scores(stream: bench.Stream, t
     bench.register("memory", "latest", Newest)
     try:
         results = [
-            bench.run(stream, memory=memory, settings={**REPLAY_ALL, "memory.size": 20}, seeds=2, lanes=lanes)
-            for memory, lanes in ((Newest, 1), (Newest(20), 2), (f"{file}:Newest", 2), ("latest", 2))
+            bench.run(stream, memory=memory, settings={**REPLAY_ALL, "memory.size": 20})
+            for memory in (Newest, Newest(20), f"{file}:Newest", "latest")
         ]
     finally:
         remove_component("memory", "latest")
@@ -232,7 +231,7 @@ def interrupt_at(step: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trainer, "step", step_or_stop)
 
 
-@pytest.mark.parametrize("step", [3, 8, 17, 23])
+@pytest.mark.parametrize("step", [8, 17])
 def test_run_with_a_random_memory_resumes_bit_exactly(
     stream: bench.Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:

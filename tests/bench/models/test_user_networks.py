@@ -92,6 +92,8 @@ def test_wrapped_norm_is_found(stream: Any) -> None:
         (lambda: nn.Flatten(), "called with (input_shape, num_outputs): TypeError"),
         (lambda shape, outputs: 3, "must return a torch.nn.Module, not 3"),
         (lambda shape, outputs: nn.Linear(shape, outputs), "TypeError"),
+        (lambda shape, outputs, norm: norm(7), "num_groups=2 does not divide the 7 channels"),
+        (lambda shape, outputs: nn.Sequential(nn.Flatten(), nn.LSTM(784, outputs)), "not tuple"),
         (lambda shape, outputs: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784)), "output must have shape (2, "),
         (3, "model.name=3"),
         ("resnet19", "unknown model 'resnet19'"),
