@@ -3,7 +3,8 @@
 Tags are a side channel: code that knows them opens the context `batch_tags` around a forward pass, and a layer that
 needs them calls `current_tags` in its ``forward``. All other layers are unaffected. The bench tags every forward pass
 of a training step that a strategy makes with ``contnorm.bench.forward(model, batch)``. There are no tags in evaluation.
-``torch.compile`` breaks the graph at `current_tags`, so such a layer can't be compiled with ``fullgraph=True``.
+``torch.compile`` takes the tags as inputs; with ``fullgraph=True``, give their ``stream_size`` where it is known: a
+graph can't read from a tensor how many samples are replayed.
 
 A norm layer may define the following, which the bench looks up by name. `contnorm.testing.check_norm` checks them:
 
@@ -22,9 +23,9 @@ A norm layer may define the following, which the bench looks up by name. `contno
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,7 +76,11 @@ class ReplayRequest:
     balance: Literal["none", "class", "task"] = "none"
 
 
-_current: ContextVar[BatchTags | None] = ContextVar("batch_tags", default=None)
+class _Current(threading.local):  # torch.compile reads its attributes, but not a ContextVar
+    tags: BatchTags | None = None
+
+
+_current = _Current()
 
 
 @contextmanager
@@ -103,11 +108,11 @@ def batch_tags(tags: BatchTags | None) -> Iterator[None]:
         )
     if tags is not None and tags.replayed.dtype != torch.bool:
         raise ValueError(f"batch_tags: replayed has dtype {tags.replayed.dtype}. Use torch.bool.")
-    token = _current.set(tags)
+    before, _current.tags = _current.tags, tags
     try:
         yield
     finally:
-        _current.reset(token)
+        _current.tags = before
 
 
 def current_tags(samples: int) -> BatchTags | None:
@@ -128,7 +133,7 @@ def current_tags(samples: int) -> BatchTags | None:
         ...     StreamMeanNorm()(torch.tensor([[1.0], [5.0]])).tolist()
         [[0.0], [4.0]]
     """
-    tags = _current.get()
+    tags = _current.tags
     if tags is not None and len(tags.task) != samples:
         raise ValueError(
             f"current_tags: the input has {samples} samples, but the tags are of {len(tags.task)}. Open batch_tags "

@@ -338,6 +338,15 @@ def test_auto_does_not_select_the_kernel_for_other_inputs(x: Tensor, calls: list
     assert calls == []
 
 
+@pytest.mark.parametrize("batch", [torch.export.Dim("batch"), torch.export.Dim.DYNAMIC], ids=["named", "dynamic"])
+def test_exported_program_takes_smaller_batches_than_the_kernel(batch: Any) -> None:
+    layer = cn.CN(32).eval()
+    program = torch.export.export(layer, (torch.randn(128, 32, 8, 8),), dynamic_shapes=({0: batch},))
+    for size in (7, 200):
+        x = torch.randn(size, 32, 8, 8)
+        torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("options", [{"order": "bn_gn"}, {"tied": True}], ids=["bn_gn", "tied"])
 def test_variants_are_pivoted(options: dict[str, Any], calls: list[str]) -> None:
     x = torch.randn(LARGE)

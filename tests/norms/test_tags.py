@@ -2,10 +2,12 @@
 
 import copy
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 
+import contnorm as cn
 from contnorm.tags import BatchTags, batch_tags, current_tags
 from tests.testing.norms import StreamNorm
 
@@ -47,7 +49,7 @@ def stream_batch(seed: int) -> tuple[torch.Tensor, BatchTags]:
 
 @pytest.mark.slow
 def test_compiled_layer_follows_the_tags() -> None:
-    """The compiler breaks the graph where tags are read; other tags give other results without a new layer."""
+    """The compiler breaks the graph where a mask selects; other tags give other results without a new layer."""
     torch._dynamo.reset()
     layer = StreamNorm(4)
     compiled = torch.compile(copy.deepcopy(layer), backend="aot_eager")
@@ -55,5 +57,25 @@ def test_compiled_layer_follows_the_tags() -> None:
     for replayed in (tags.replayed, ~tags.replayed):
         with batch_tags(BatchTags(replayed, tags.task)):
             torch.testing.assert_close(compiled(x), layer(x), rtol=1e-5, atol=1e-5)
-    with batch_tags(tags), pytest.raises(torch._dynamo.exc.Unsupported, match="ContextVar"):
-        torch.compile(StreamNorm(4), backend="eager", fullgraph=True)(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["adab2n", "tbbn", "bnt"])
+def test_norms_that_need_tags_compile_in_one_graph(norm: str) -> None:
+    """Also when task and sizes change: outputs, gradients, moments and losses are those of the layer."""
+    torch._dynamo.reset()
+    layer: Any = cn.create_norm(norm, 4)
+    twin = copy.deepcopy(layer)
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for task, stream, memory in ((0, 6, 0), (2, 6, 6), (2, 12, 4), (3, 12, 4)):
+        x = torch.randn(stream + memory, 4, 3, 3, generator=torch.Generator().manual_seed(stream))
+        replayed = torch.arange(len(x)) >= stream
+        tags = BatchTags(replayed, torch.where(replayed, 0, task), extra_size=memory, stream_size=stream)
+        results = []
+        for each, call in ((layer, layer), (twin, compiled)):
+            getattr(each, "on_task_start", int)(task)
+            with batch_tags(tags):
+                loss = call(x).square()[0].sum()
+            (loss + (each.auxiliary_loss() if norm == "adab2n" else 0)).backward()
+            results.append([loss, *(parameter.grad for parameter in each.parameters()), *each.buffers()])
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)

@@ -35,7 +35,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from typing import Any, ClassVar, cast
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -241,7 +240,7 @@ class AdaptiveBalanceNormBase(MomentNorm):
             return empty_like_input(input, self.weight, self.bias, self.phi)
         updates = self._updates_moments()
         share = self._weight_of_moving_batch() if updates else 0.0
-        tags = current_tags(len(input)) if self.training else None
+        tags = current_tags(input.shape[0]) if self.training else None
         y, mean, var = balance_step(input, self.weight, self.bias, self._sample_weight(tags, input), self.eps)
         running = self.running_mean, self.running_var
         update_moments(*running, mean, var, share)
@@ -259,13 +258,14 @@ class AdaptiveBalanceNormBase(MomentNorm):
     def _sample_weight(self, tags: BatchTags | None, x: Tensor) -> Tensor:
         """Return the weights of the samples: equal ones without tags, and without replayed samples."""
         phi = self.phi.to(statistics_dtype(x))
-        if tags is None or tags.stream_size == len(x):
+        samples = x.shape[0]  # `len` would fix the size of a batch that is exported
+        if tags is None or tags.stream_size == samples:
             # φ takes part in every pass, as DistributedDataParallel requires of all parameters.
-            return (0 * phi.sum() + 1 / len(x)).expand(len(x))
+            return (0 * phi.sum() + 1 / samples).expand(samples)
         weights = task_balanced_weights(tags.task, phi, self.started, self.renormalize)
         if tags.stream_size is not None:
             return weights
-        return torch.where(tags.replayed.any(), weights, 1 / len(x))
+        return torch.where(tags.replayed.any(), weights, 1 / samples)
 
     def stored_variance(self, var: Tensor, count: float) -> Tensor:
         return var
@@ -327,8 +327,8 @@ def feasible_parts(stream: int, memory: int, past_tasks: int) -> int:
     """
     if stream == 0 or memory == 0:
         return 1
-    common = math.gcd(stream, memory)
-    return max(r for r in range(1, common + 1) if common % r == 0 and (r == 1 or r * memory <= stream * past_tasks))
+    most = max(1, min(stream, memory, stream * past_tasks // memory))
+    return next(r for r in range(most, 0, -1) if stream % r == 0 and memory % r == 0)
 
 
 def task_balanced_batch_norm(
@@ -414,11 +414,6 @@ def _balanced_step(
     return y.to(x.dtype), middle, unbiased(var.mean(0), samples * (x.numel() // (x.shape[0] * x.shape[1])))
 
 
-# The value of the buffer `past_tasks` of each layer, with the buffer and its version: shapes depend on it, and a
-# captured step can't read it. It is not an attribute of the layer, because it is not state, only a copy of state.
-_past_tasks: WeakKeyDictionary[nn.Module, tuple[Tensor, int, int]] = WeakKeyDictionary()
-
-
 class TaskBalancedNormBase(MomentNorm):
     """TBBN: batch norm of parts of the stream samples, each together with all memory samples.
 
@@ -439,13 +434,21 @@ class TaskBalancedNormBase(MomentNorm):
     needs_joint_forward: ClassVar[bool] = True
     own_tensors: ClassVar[tuple[str, ...]] = ("past_tasks",)
     past_tasks: Tensor
+    task: int  # the value of the buffer: shapes depend on it, and a captured or compiled step can't read a tensor
 
     def _add_tensors(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         self.register_buffer("past_tasks", torch.zeros((), dtype=torch.int64, device=device))
+        self.task = 0
 
     def on_task_start(self, task: int) -> None:
         """Set the number of past tasks, from which the number of parts follows."""
         self.past_tasks.fill_(task)
+        self.task = task
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        if not self.past_tasks.is_meta:
+            self.task = int(self.past_tasks)
 
     def parts(self, stream: int, memory: int) -> int:
         """Return the number of parts r of a batch with these numbers of samples, in the current task.
@@ -456,18 +459,14 @@ class TaskBalancedNormBase(MomentNorm):
             >>> layer.parts(48, 16), layer.parts(10, 10), layer.parts(7, 10)
             (4, 2, 1)
         """
-        known = _past_tasks.get(self)
-        if known is None or known[0] is not self.past_tasks or known[1] != self.past_tasks._version:
-            known = self.past_tasks, self.past_tasks._version, int(self.past_tasks)
-            _past_tasks[self] = known
-        return feasible_parts(stream, memory, known[2])
+        return feasible_parts(stream, memory, self.task)
 
     def forward(self, input: Tensor) -> Tensor:
-        tags = current_tags(len(input)) if self.training and not self.use_running else None
+        tags = current_tags(input.shape[0]) if self.training and not self.use_running else None
         stream_size, parts, order = None, 1, None
         if tags is not None:
             stream_size = int((~tags.replayed).sum()) if tags.stream_size is None else tags.stream_size
-            parts = self.parts(stream_size, len(input) - stream_size)
+            parts = self.parts(stream_size, input.shape[0] - stream_size)
             if tags.stream_size is None and parts > 1:
                 order = torch.sort(tags.replayed.to(torch.uint8), stable=True).indices  # stream samples first
         x = input if order is None else input[order]

@@ -179,7 +179,7 @@ class BalancedBatchNormBase(MomentNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         updates = self._updates_moments()
-        if updates and (tags := current_tags(len(input))) is not None:
+        if updates and (tags := current_tags(input.shape[0])) is not None:
             updates = tags.is_extra or tags.extra_size == 0
         return self._normalize_with(batch_norm, input, updates)
 
