@@ -5,14 +5,21 @@ JOBS ?= 2
 TORCH ?=
 VENV := $(if $(TORCH),.venvs/torch-$(TORCH),.venv)
 BIN := $(VENV)/bin
+BENCH := $(VENV)/.bench
 READY := $(VENV)/.ready
 CONSTRAINTS := $(if $(TORCH),$(VENV).constraints.txt,constraints.txt)
 
 INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray mammoth tensorboard wandb mlflow
 
+# pip's lines are reduced to the names, and its failure is still that of the command.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar off -c $(CONSTRAINTS) -e "$(1)" \
+	| grep --line-buffered -oE '^(Collecting [A-Za-z0-9._-]+|Installing collected packages|Successfully installed)'
+
 .PHONY: demo test test-only test-integrations test-dist lint docs reference tutorials dist release-check figures clean
 
-demo: $(READY)
+demo: $(BENCH)
 	@$(BIN)/python examples/first_table.py $(if $(DATA),--data-root $(DATA))
 
 test: lint test-only
@@ -67,12 +74,20 @@ release-check:
 	@mkdir -p .venvs
 	@$(PYTHON) tools/torch_constraints.py $* > $@.part && mv $@.part $@
 
-$(READY): pyproject.toml $(CONSTRAINTS)
+# `make demo` installs what it needs, `make test` the rest, in either order and into the same environment.
+$(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("contnorm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+
+$(BENCH): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "Installing into $(VENV) (once, about a minute) ..."
+	@$(call INSTALL,.[bench])
+	@touch $(BENCH)
+
+$(READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "Installing into $(VENV) (once, a few minutes) ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[bench,dev]"
-	@touch $(READY)
+	@$(call INSTALL,.[bench,dev])
+	@touch $(BENCH) $(READY)
 
 clean:
 	rm -rf $(VENV) .venvs build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

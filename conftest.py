@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +42,19 @@ collect_ignore = [
     if find_spec(framework) is None
 ]
 torchvision_operators.declare()
+# Tests with frameworks are slow: to import these takes as long as to collect all other tests.
+WITH_FRAMEWORKS = {"integrations", "test_mlflow.py", "test_wandb.py"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if "not slow" in config.option.markexpr and collection_path.name in WITH_FRAMEWORKS else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not WITH_FRAMEWORKS.isdisjoint(item.path.parts):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

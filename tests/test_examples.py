@@ -15,8 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    if name == "federated_moments":
-        pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     return importlib.import_module(name)
 

@@ -3,7 +3,7 @@
 from contnorm import functional, testing
 from contnorm.convert import convert_norm, convert_sync, revert_sync
 from contnorm.diagnosis.measure import diagnose
-from contnorm.moments.freeze import freeze_stats, frozen_stats
+from contnorm.moments.freeze import freeze_norms, freeze_stats, frozen_stats, stats_mode, unfreeze_norms
 from contnorm.moments.pooling import average_state_dicts
 from contnorm.moments.reestimate import reestimate
 from contnorm.norms.activation import (
@@ -76,7 +76,7 @@ __all__ = [
     "ReplayRequest", "RobustBatchNorm1d", "RobustBatchNorm2d", "RobustBatchNorm3d", "SwitchNorm1d", "SwitchNorm2d",
     "SwitchNorm3d", "SyncContinualNorm", "TaskBalancedNorm1d", "TaskBalancedNorm2d", "TaskBalancedNorm3d",
     "WSGroupNorm1d", "WSGroupNorm2d", "WSGroupNorm3d", "apply_norm_spec", "average_state_dicts", "batch_tags",
-    "convert_norm", "convert_sync", "create_norm", "current_tags", "diagnose", "freeze_stats", "frozen_stats",
-    "functional", "load_model", "norm_spec", "reestimate", "register_norm", "revert_sync", "save_model", "summarize",
-    "testing", "unregister_norm",
+    "convert_norm", "convert_sync", "create_norm", "current_tags", "diagnose", "freeze_norms", "freeze_stats",
+    "frozen_stats", "functional", "load_model", "norm_spec", "reestimate", "register_norm", "revert_sync", "save_model",
+    "stats_mode", "summarize", "testing", "unfreeze_norms", "unregister_norm",
 ]

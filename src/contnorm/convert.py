@@ -8,7 +8,6 @@ stays unchanged.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -18,8 +17,17 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from contnorm.checks import auto_groups
-from contnorm.detect import DetectedNorm, TreatAs, detect_norm, drop_and_act, holds_moments
-from contnorm.moments.freeze import FREEZING_HOOKS, freeze_stats, is_frozen
+from contnorm.detect import (
+    DetectedNorm,
+    Filter,
+    TreatAs,
+    check_names,
+    detect_norm,
+    drop_and_act,
+    holds_moments,
+    is_selected,
+)
+from contnorm.moments.freeze import STATS_HOOKS, set_stats_state, stats_state
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.balanced import TaskBalancedNormBase
 from contnorm.norms.base import MomentNorm, NormLayer
@@ -36,9 +44,6 @@ from contnorm.registry import (
     norm_class,
     resolve_norm,
 )
-
-Choice = str | type[nn.Module] | Callable[[str, nn.Module], bool]
-Filter = Choice | Iterable[Choice]
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +178,7 @@ def select_layers(
         names.append(name)
         if isinstance(detected, DetectedNorm) and not wants(module, detected):
             continue
-        if not _matches("*" if only is None else only, name, module) or _matches(skip or (), name, module):
+        if not is_selected(name, module, only, skip):
             continue
         if reason := getattr(detected, "reason", None) or obstacles.get(module):
             raise ValueError(
@@ -182,26 +187,13 @@ def select_layers(
             )
         if detected is not None:
             layers.append(layer)
-    for filter_ in (only, skip):  # a misspelt name would change which layers are converted
-        for choice in [filter_] if isinstance(filter_, str) else filter_ if isinstance(filter_, Iterable) else ():
-            if isinstance(choice, str) and choice not in names and not any(sign in choice for sign in "*?["):
-                raise ValueError(f"{caller}: {choice!r} is no norm layer; '{choice}.*' are those inside of a module.")
+    check_names((only, skip), names, caller)
     if not layers:
         raise ValueError(
             f"{caller}: nothing to convert in {type(model).__name__}: none of its {len(names)} norm layers needs it, "
             f"or only= and skip= exclude them. See contnorm.summarize(model)."
         )
     return layers
-
-
-def _matches(filter_: Filter, name: str, module: nn.Module) -> bool:
-    if isinstance(filter_, str):
-        return fnmatch.fnmatchcase(name, filter_)
-    if isinstance(filter_, type):
-        return isinstance(module, filter_)
-    if callable(filter_):
-        return filter_(name, module)
-    return any(_matches(choice, name, module) for choice in filter_)
 
 
 def replacement_obstacles(model: nn.Module) -> dict[nn.Module, str]:
@@ -213,7 +205,7 @@ def replacement_obstacles(model: nn.Module) -> dict[nn.Module, str]:
             continue
         for key, value in vars(parent).items():
             held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-            if key.endswith("_hooks") and any(hook not in (drop_and_act, *FREEZING_HOOKS) for hook in held):
+            if key.endswith("_hooks") and any(hook not in (drop_and_act, *STATS_HOOKS) for hook in held):
                 reasons[parent] = "it has hooks, which would be lost; remove them first"
             for module in held if key != "_modules" else ():
                 if isinstance(module, nn.Module) and module is not parent:
@@ -303,12 +295,10 @@ def _transfer_state(old: nn.Module, new: Any, detected: DetectedNorm) -> None:
         if current is not None and other is not None and current.shape == other.shape:
             tensors[name] = other
     new.train(old.training)
-    if isinstance(new, MomentNorm):
-        new.use_running = detected.constant or getattr(old, "use_running", False)
     if isinstance(new, TaskBalancedNormBase) and isinstance(old, TaskBalancedNormBase):
         new.on_task_start(old.task)
-    if holds_moments(new) and (detected.constant or is_frozen(old)):
-        freeze_stats(new)
+    if holds_moments(new) or isinstance(new, MomentNorm):
+        set_stats_state(new, *(("running", False) if detected.constant else stats_state(old)))
     if detected.acts:
         new.drop, new.act = cast(Any, old).drop, cast(Any, old).act
         new.register_forward_hook(drop_and_act)
@@ -394,5 +384,5 @@ def revert_sync(
 
 def needs_sync(module: nn.Module, detected: DetectedNorm) -> bool:
     """Whether the moments of a layer depend on the batch of its process."""
-    constant = detected.constant or getattr(module, "use_running", False)
+    constant = detected.constant or stats_state(module) == ("running", False)
     return NORMS[detected.norm].keeps_moments and not detected.synced and not constant

@@ -16,7 +16,8 @@ running moments is unsupported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
@@ -31,6 +32,8 @@ from contnorm.norms.base import NormLayer
 from contnorm.norms.continual import SyncContinualNorm
 from contnorm.registry import DIMS, NORMS, NormInfo, find_norm, layer_parameters, norm_class
 
+Choice = str | type[nn.Module] | Callable[[str, nn.Module], bool]
+Filter = Choice | Iterable[Choice]
 TreatAs = Mapping[type[nn.Module], str]  # by class, the name of the norm that its layers compute
 
 
@@ -212,3 +215,34 @@ def holds_moments(module: nn.Module) -> bool:
         (True, False)
     """
     return isinstance(getattr(module, "running_mean", None), torch.Tensor)
+
+
+# --- selection of layers --------------------------------------------------------------------------------------------
+
+
+def is_selected(name: str, module: nn.Module, only: Filter | None, skip: Filter | None) -> bool:
+    """Whether a layer matches ``only`` (None for all layers) and does not match ``skip``.
+
+    Example:
+        >>> is_selected("layer1.bn", nn.BatchNorm2d(8), "layer1.*", skip=nn.GroupNorm)
+        True
+    """
+    return _matches("*" if only is None else only, name, module) and not _matches(skip or (), name, module)
+
+
+def check_names(filters: Iterable[Filter | None], names: Collection[str], caller: str) -> None:
+    """Raise for a filter that names a layer that does not exist: misspelt, it would select other layers."""
+    for filter_ in filters:
+        for choice in [filter_] if isinstance(filter_, str) else filter_ if isinstance(filter_, Iterable) else ():
+            if isinstance(choice, str) and choice not in names and not any(sign in choice for sign in "*?["):
+                raise ValueError(f"{caller}: {choice!r} is no norm layer; '{choice}.*' are those inside of a module.")
+
+
+def _matches(filter_: Filter, name: str, module: nn.Module) -> bool:
+    if isinstance(filter_, str):
+        return fnmatch.fnmatchcase(name, filter_)
+    if isinstance(filter_, type):
+        return isinstance(module, filter_)
+    if callable(filter_):
+        return filter_(name, module)
+    return any(_matches(choice, name, module) for choice in filter_)

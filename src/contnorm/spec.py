@@ -9,7 +9,7 @@ A spec is a dict of this form::
     {"format": "contnorm.norm_spec", "version": 2,
      "norms": {path: {"norm": "cn", "dim": 2, "num_features": 64, "options": {"eps": 1e-05, "num_groups": 8, ...},
                       "parameters": ["weight", "bias"], "running_moments": true, "constant": false, "frozen": false,
-                      "synced": false, "has_act": false, "per_position": false}},
+                      "normalize": null, "fixed": false, "synced": false, "has_act": false, "per_position": false}},
      "convolutions": {path: 1e-06}}
 
 ``convolutions`` are those with standardized weights, with the eps of the standardization. A layer that the model has at
@@ -40,20 +40,20 @@ from contnorm.convert import (
     swap_modules,
 )
 from contnorm.detect import DetectedNorm, detect_norm, holds_moments
-from contnorm.moments.freeze import freeze_stats, is_frozen
-from contnorm.norms.base import MomentNorm
+from contnorm.moments.freeze import set_stats_state, stats_state
 from contnorm.norms.group import is_standardized, standardize, unstandardize
 from contnorm.registry import Dim, find_norm
 
 _SPEC, VERSION = "contnorm.norm_spec", 2  # the format, and the key in the metadata of a file
+_STATE = ("frozen", "constant", "normalize", "fixed")  # keys that no layer has to be replaced for
 
 
 def norm_spec(model: nn.Module) -> dict[str, Any]:
     """Describe all norm layers of a model in plain JSON: what decides their output and is not in the state dict.
 
     The spec contains the norm, dimension, channels and options of each layer (groups, eps, momentum and all others),
-    whether its moments are frozen or constant and whether it is synchronized, and the convolutions with standardized
-    weights. A layer of an unknown class is named with its class.
+    what it normalizes with and whether its moments are frozen (`stats_mode`, `freeze_norms`), whether it is
+    synchronized, and the convolutions with standardized weights. A layer of an unknown class is named with its class.
 
     Args:
         model: The model; it is not changed.
@@ -87,9 +87,9 @@ def apply_norm_spec(model: nn.Module, spec: Mapping[str, Any]) -> nn.Module:
     """Convert the norm layers of a model to those that a spec describes, in place.
 
     Afterwards the model can load the weights that were saved with the spec. Layers that match already are not replaced;
-    frozen moments are frozen or released. As in `convert_norm`, parameters and moments of the replaced layers are kept
-    as the same objects wherever both layers have them. The model needs the norm layers of the spec at the same paths,
-    with the same channels, whichever norms they are.
+    what they normalize with is set, and moments are frozen or released. As in `convert_norm`, parameters and moments of
+    the replaced layers are kept as the same objects wherever both layers have them. The model needs the norm layers of
+    the spec at the same paths, with the same channels, whichever norms they are.
 
     Args:
         model: The model, such as a newly built one with batch norm.
@@ -121,7 +121,9 @@ def apply_norm_spec(model: nn.Module, spec: Mapping[str, Any]) -> nn.Module:
         layer = layers[path]
         module, detected = layer.module, layer.detected
         norms[path] = module
-        if not _difference(entry, _describe(module, detected)):
+        constant = getattr(detected, "constant", False)
+        # A layer whose moments are constant by its class can't be released.
+        if not _difference(entry, _describe(module, detected)) and (entry.get("constant") or not constant):
             continue
         reason = getattr(detected, "reason", "") or obstacles.get(module, "")
         if entry["norm"] is None or detected is None:
@@ -133,7 +135,7 @@ def apply_norm_spec(model: nn.Module, spec: Mapping[str, Any]) -> nn.Module:
             raise ValueError(f"{problem} {path!r} can't become the layer of the spec: {reason}.")
     for path, norm in norms.items():
         if not getattr(layers[path].detected, "constant", False) or norm is not layers[path].module:
-            freeze_stats(norm, entries[path]["frozen"])
+            _set_state(norm, entries[path])
     for path, module in model.named_modules():
         if path in spec["convolutions"]:
             standardize(module, spec["convolutions"][path])
@@ -149,9 +151,19 @@ def _build(layer: NormInModel, entry: Mapping[str, Any], usual: Dim | None) -> n
     new = build_layer(layer, find_norm(entry["norm"])[0], entry["options"], dim, group)
     if entry["synced"]:
         vars(new)["_contnorm_dim"] = entry["dim"]
-    if isinstance(new, MomentNorm):
-        new.use_running = entry["constant"]
     return new
+
+
+def _set_state(norm: nn.Module, entry: Mapping[str, Any]) -> None:
+    """Set what a layer normalizes with, what is frozen in it, and of which input its moments are."""
+    normalize = entry.get("normalize", "running" if entry.get("constant") else None)
+    for part in norm.modules():
+        if holds_moments(part):
+            set_stats_state(part, normalize, not entry["frozen"])
+    if entry.get("fixed"):
+        for parameter in norm._parameters.values():
+            if parameter is not None:
+                parameter.requires_grad_(False)
 
 
 def spec_differences(model: nn.Module, spec: Mapping[str, Any]) -> list[str]:
@@ -176,10 +188,11 @@ def spec_differences(model: nn.Module, spec: Mapping[str, Any]) -> list[str]:
 def _describe(module: nn.Module, detected: object) -> dict[str, Any]:
     """Describe a layer; ``detected`` is what `detect_norm` says about it."""
     holders = [part for part in module.modules() if holds_moments(part)]  # a user's norm may have layers inside
-    frozen = bool(holders) and all(map(is_frozen, holders))
+    states = {stats_state(part) for part in holders} or {(None, True)}
+    normalize, frozen = next(iter(states))[0] if len(states) == 1 else None, not any(update for _, update in states)
     if not isinstance(detected, DetectedNorm):
-        return {"norm": None, "class": type(module).__name__, "frozen": frozen}
-    constant = detected.constant or bool(getattr(module, "use_running", False))
+        return {"norm": None, "class": type(module).__name__, "frozen": frozen, "normalize": normalize}
+    constant = detected.constant or (normalize == "running" and frozen)
     tensors = {**module._parameters, **module._buffers} if detected.constant else module._parameters
     options = {name: value for name, value in detected.options.items() if name != "kernel"}
     if detected.constant:  # its class has none of these, and they are those of its conversion
@@ -193,6 +206,8 @@ def _describe(module: nn.Module, detected: object) -> dict[str, Any]:
         "running_moments": holds_moments(module),
         "constant": constant,
         "frozen": constant or frozen,
+        "normalize": "running" if constant else normalize,
+        "fixed": constant and not any(p is not None and p.requires_grad for p in module._parameters.values()),
         "synced": detected.synced,
         "has_act": detected.acts,
         "per_position": detected.per_position,
@@ -203,7 +218,7 @@ def _difference(entry: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
     """Return the first difference that a layer can't have; a dimension that one of the two accepts is none."""
     for key, value in entry.items():
         other = actual.get(key)
-        if key == "frozen" or (key == "dim" and None in (value, other)) or value == other:
+        if key in _STATE or (key == "dim" and None in (value, other)) or value == other:
             continue
         if isinstance(value, dict) and isinstance(other, dict):
             wrong = next(name for name in {**value, **other} if value.get(name, ...) != other.get(name, ...))

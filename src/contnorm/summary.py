@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from contnorm.detect import DetectedNorm, detect_norm
-from contnorm.moments.freeze import is_frozen
+from contnorm.moments.freeze import stats_state
 from contnorm.norms.base import MomentNorm
 
 
@@ -75,8 +75,9 @@ def summarize(model: nn.Module) -> NormSummary:
     """List the norm layers of a model in a printable table.
 
     A layer that is registered under several names is listed once, under the first. The norm ``?`` marks a layer that
-    normalizes but is not a known norm. ``one group`` and ``one channel a group`` mark group steps that are equivalent
-    to layer norm and instance norm.
+    normalizes but is not a known norm. The state says what `stats_mode` set: ``frozen`` (no updates), ``constant``
+    (running moments in both modes, no updates), ``running moments`` or ``batch moments`` (in both modes). ``one group``
+    and ``one channel a group`` mark group steps that are equivalent to layer norm and instance norm.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GroupNorm(4, 16)).eval()
@@ -102,10 +103,11 @@ def _row(name: str, module: nn.Module, detected: DetectedNorm | None) -> NormRow
     options = detected.options if detected else {}
     eps, groups = options.get("eps"), options.get("num_groups")
     state = ["train" if module.training else "eval"]
-    if getattr(module, "use_running", False) or (detected and detected.constant):
+    normalize, update = ("running", False) if detected and detected.constant else stats_state(module)
+    if normalize == "running" and not update:
         state.append("constant")
-    elif is_frozen(module):
-        state.append("frozen")
+    else:
+        state += [f"{normalize} moments"] * bool(normalize) + ["frozen"] * (not update)
     if detected:
         if detected.synced:
             state.append("synced")

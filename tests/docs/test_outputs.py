@@ -9,6 +9,7 @@ from contnorm.bench.data.multilabel import build, list_csv
 from tests.docs.pages import ROOT
 
 
+@pytest.mark.slow
 def test_quickstart_table_is_the_printed_one(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text()
     first = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

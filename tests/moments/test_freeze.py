@@ -1,6 +1,7 @@
 """Freezing of running moments, of any layer and in any mode, and re-estimation of frozen ones."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,3 +167,51 @@ def test_frozen_moments_are_refused_by_default(kind: str) -> None:
     with pytest.raises(ValueError, match="no norm layer with running moments"):
         cn.reestimate(model, DATA, frozen="keep")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# --- what layers normalize with ---------------------------------------------------------------------------------------
+
+
+def test_running_moments_normalize_before_they_are_updated() -> None:
+    net = model()
+    net(x())
+    trained, expected = copy.deepcopy(net), copy.deepcopy(net).eval()(x(1))
+    cn.stats_mode(net, "running")
+    net = copy.deepcopy(net).train()
+    torch.testing.assert_close(net(x(1)), expected, rtol=0, atol=0)
+    trained[1](trained[0](x(1)))  # the layers after it have another input in training
+    assert torch.equal(net[1].running_mean, trained[1].running_mean) and net[1].num_batches_tracked == 2
+    after = moments(net)
+    net.eval()(x(2))
+    assert same(moments(net), after)
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_batch_moments_normalize_in_evaluation_if_asked_for(update: bool) -> None:
+    net = model()
+    trained = copy.deepcopy(net)
+    expected, before = trained(x()), moments(net)
+    with cn.stats_mode(net, "batch", update) as inside:
+        torch.testing.assert_close(inside.eval()(x()), expected, rtol=0, atol=0)
+    assert same(moments(net), moments(trained) if update else before)
+    assert not any(module.training for module in net.modules())
+    assert not torch.equal(net(x()), expected)
+
+
+def test_frozen_norms_survive_modes_copies_and_files(tmp_path: Path) -> None:
+    net = model()[:3]
+    cn.freeze_norms(net, only=["1", "2"], skip="1")
+    assert net[1].weight.requires_grad and not net[2].weight.requires_grad
+    cn.freeze_norms(net).train()
+    before, expected = moments(net), copy.deepcopy(net).eval()(x())
+    assert torch.equal(copy.deepcopy(net)(x()), expected) and torch.equal(net(x()), expected)
+    assert same(moments(net), before)
+    cn.save_model(net, tmp_path / "net.safetensors")
+    loaded = cn.load_model(
+        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)), tmp_path / "net.safetensors"
+    )
+    assert [row.state for row in cn.summarize(loaded.train())] == ["train, constant"] * 2
+    assert torch.equal(loaded(x()), expected) and not loaded[1].weight.requires_grad
+    assert cn.unfreeze_norms(loaded)[1].weight.requires_grad and not torch.equal(loaded(x()), expected)
+    with pytest.raises(ValueError, match="'layer1' is no norm layer"):
+        cn.stats_mode(net, only="layer1")

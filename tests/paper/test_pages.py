@@ -9,8 +9,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-pytest.importorskip("mlxtend", reason="mlxtend is not installed")
-
 from contnorm.bench.engine.run import RunOptions
 from contnorm.cli.main import app
 from contnorm.cli.paper import run_recipe

@@ -123,7 +123,6 @@ def test_links_exist(path: Path) -> None:
 @pytest.mark.timeout(900)  # a minute on a free core, and several where other tests take the cores
 @tutorial
 def test_execution_reproduces_stored_outputs(path: Path, tmp_path: Path) -> None:
-    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     stored = notebooks.read(path)
     if missing := notebooks.missing_modules(stored):
         pytest.skip(f"not installed: {', '.join(missing)}")
@@ -143,7 +142,6 @@ def write_notebook(path: Path, *sources: str) -> None:
 @pytest.mark.slow
 def test_runs_of_a_notebook_use_worker_processes(tmp_path: Path) -> None:
     """A network that is defined in a notebook is sent to the processes of `lanes=2`."""
-    pytest.importorskip("mlxtend", reason="mlxtend is not installed")
     path = tmp_path / "sample.ipynb"
     write_notebook(
         path,

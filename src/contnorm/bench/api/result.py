@@ -19,7 +19,7 @@ from torch import nn
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.comparison import scores_of
 from contnorm.bench.components import Component, share_components
-from contnorm.bench.config.defaults import known_norm, stream_name
+from contnorm.bench.config.defaults import known_norm, run_names
 from contnorm.bench.config.schema import NormConfig
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import figure
@@ -196,7 +196,7 @@ class Result:
     def _title(self) -> str:
         config = self.config
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        return f"{stream_name(config.stream)}, {config.strategy.name}, {_norm_label(config.norm)} ({seeds})"
+        return f"{run_names(config)[0]}, {config.strategy.name}, {_norm_label(config.norm)} ({seeds})"
 
     def __repr__(self) -> str:
         parts = []

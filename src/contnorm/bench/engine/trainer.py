@@ -42,10 +42,10 @@ from contnorm.bench.strategies import build_strategy
 from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, check_loss, tagged_passes
 from contnorm.bench.streams.device import DeviceImages, DeviceStream, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.tasks import Items
-from contnorm.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
 from contnorm.kernels.convolution import EMPTY, Convolution, ConvolutionTable, table_for, using_table
 from contnorm.kernels.triton.launcher import can_launch
+from contnorm.moments.freeze import stats_mode
 from contnorm.tags import BatchTags, batch_tags
 
 RUNNING_MOMENTS = ("running_mean", "running_var")
@@ -234,12 +234,10 @@ class Trainer:
         return write, Batch(x, label, task, None, replayed, extra_size, len(x)), replay, extra
 
     def _set_training_mode(self) -> None:
-        """Set training mode; layers with frozen moments are in evaluation mode, in which they use the moments."""
+        """Set training mode; layers with frozen moments normalize with them."""
         self.model.train()
         if self.done >= self.freeze_step:
-            for module in self.model.modules():
-                if holds_moments(module):
-                    module.eval()
+            stats_mode(self.model, "running", update=False)
 
     def save_moments_of(self, task: int) -> None:
         """Save the running moments as those of a task, at its end."""
