@@ -121,7 +121,8 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        print_error(" ".join([f"{error.filename}: can't be used ({error.strerror}).", *getattr(error, "__notes__", ())]))
+        notes = getattr(error, "__notes__", [])  # such as the steps that are saved
+        print_error(" ".join([f"{error.filename}: can't be used ({error.strerror}).", *notes]))
         raise SystemExit(2) from None
     except typer.Abort:
         raise SystemExit(130) from None  # Ctrl-C while there was nothing to save

@@ -116,7 +116,7 @@ def test_only_bytes_are_scaled(dtype: type) -> None:
         ({"x_test": X[TEST] * 255}, r"x has values from -?\d.* and x_test from -?\d.*Scale both alike"),
         ({"tasks": 3}, "4 classes over 3 tasks have 2 or 1 classes each"),
         ({"tasks": [[0, 1, 2], [3]]}, ""),
-        ({"y": Y[TRAIN] - 1, "y_test": Y[TEST] - 1}, "-1 is a class like the others"),
+        ({"y": Y[TRAIN] - 1, "y_test": Y[TEST] - 1}, "-1 is a class as any other"),
         ({"x_test": X[:20], "y_test": Y[:20]}, "20 of 20 test samples are also training samples"),
     ],
 )

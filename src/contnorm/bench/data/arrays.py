@@ -157,7 +157,7 @@ def _remark(source: ArraySource, by_number: bool) -> None:
         split = f"{source.classes} classes over {len(sizes)} tasks have {max(sizes)} or {min(sizes)} classes each"
         warning(f"{source.name}: {split}. Use a divisor, or list the classes of each task.")
     if isinstance(source.class_names[0], int) and source.class_names[0] < 0:
-        warning(f"{source.name}: {source.class_names[0]} is a class like the others. Leave out samples without a label.")
+        warning(f"{source.name}: {source.class_names[0]} is a class as any other. Leave samples without a label out.")
     known = {hash(row.tobytes()) for row in train}
     if shared := sum(hash(row.tobytes()) in known for row in test):
         warning(f"{source.name}: {shared:,} of {len(test):,} test samples are also training samples. Remove them.")

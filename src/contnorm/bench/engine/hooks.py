@@ -316,8 +316,8 @@ def _check_output(model: nn.Module, config: RunConfig, shape: Shape, outputs: in
         )
     if outputs > 1 and bool((output >= 0).all()) and torch.allclose(output.sum(1), output.new_ones(2)):
         warn_once(
-            f"model {config.model.name!r}: its outputs are probabilities. Leave the softmax out: the loss applies it to "
-            f"what the network returns."
+            f"model {config.model.name!r}: its outputs are probabilities. Leave the softmax out: the loss applies it "
+            f"to what the network returns."
         )
 
 
