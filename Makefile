@@ -14,7 +14,7 @@ INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray mammoth ten
 # pip's lines are reduced to the names, and its failure is still that of the command.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar off -c $(CONSTRAINTS) -e "$(1)" \
+INSTALL = $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar off -c $(CONSTRAINTS) -e ".[$(EXTRAS)]" \
 	| grep --line-buffered -oE '^(Collecting [A-Za-z0-9._-]+|Installing collected packages|Successfully installed)'
 
 .PHONY: demo test test-only test-integrations test-dist lint docs reference tutorials dist release-check figures clean
@@ -79,14 +79,17 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("contnorm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ...")'
 	@$(PYTHON) -m venv $(VENV)
 
+$(BENCH): EXTRAS := bench
+$(READY): EXTRAS := bench,dev
+
 $(BENCH): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "Installing into $(VENV) (once, about a minute) ..."
-	@$(call INSTALL,.[bench])
+	@$(INSTALL)
 	@touch $(BENCH)
 
 $(READY): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "Installing into $(VENV) (once, a few minutes) ..."
-	@$(call INSTALL,.[bench,dev])
+	@$(INSTALL)
 	@touch $(BENCH) $(READY)
 
 clean:
