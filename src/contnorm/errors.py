@@ -62,13 +62,14 @@ def unknown(what: str, name: str, known: Iterable[str], suggestions: Sequence[st
 
 
 @contextmanager
-def usable(path: Path, problem: str, advice: str) -> Iterator[None]:
+def usable(path: Path | str, problem: str, advice: str = "", *others: type[Exception]) -> Iterator[None]:
     """Turn an ``OSError`` raised inside the block into a `UserError` about a path.
 
     Args:
-        path: The path that the message names.
+        path: The path or address that the message names.
         problem: What failed.
         advice: How to fix it.
+        *others: Other exceptions that mean the same, such as those of a parser.
 
     Example:
         >>> with usable(Path("runs"), "cannot write", "Free some disk space."):
@@ -76,10 +77,12 @@ def usable(path: Path, problem: str, advice: str) -> Iterator[None]:
         Traceback (most recent call last):
         contnorm.errors.UserError: runs: cannot write (No space left on device). Free some disk space.
     """
+    kinds: tuple[type[Exception], ...] = OSError, *others
     try:
         yield
-    except OSError as error:
-        raise UserError(f"{path}: {problem} ({error.strerror or error}). {advice}") from error
+    except kinds as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise UserError(f"{path}: {problem} ({reason})" + (f". {advice}" if advice else "")) from error
 
 
 def import_library(module: str, extra: str) -> Any:

@@ -75,7 +75,7 @@ def test_multilabel_recipe_runs(name: str, tmp_path: Path, console: Console) -> 
     small_long_tail(tmp_path, only[0].partition("=")[2])
     other = ["model.name=resnet34", "model.width=4", "model.weights=none"]
     options = TableOptions(1, only, ALONE, max_steps=3, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
-    assert run_recipe(name, options, console) == 0
+    run_recipe(name, options, console)
     output = printed(console)
     assert re.search(row, output) and "changed from the recipe: model.name=resnet34" in output
     assert "so there are no verdicts" in output and "HOLD" not in output and "published images of" in output
@@ -92,7 +92,7 @@ def test_incomplete_data_has_claims_but_no_verdicts(
     small = replace(recipe, runs=(replace(recipe.runs[0], settings={"model": {"name": "mlp", "width": 16}}),))
     monkeypatch.setattr("contnorm.paper.recipe.find_recipe", lambda name: small)
     options = TableOptions(2, ["stream=cocoseq"], ALONE, data_root=tmp_path, runs=tmp_path / "runs")
-    assert run_recipe("table5", options, console) == 0
+    run_recipe("table5", options, console)
     output = printed(console)
     assert re.search(r"all classes\n(.*\n)*cn4 +mAP +2 +\S+ \+- \S+ +55\.10 \+- 0\.63 +- +- +-", output)
     assert "Our runs used 64 of the 41,438 published images of cocoseq, so their numbers have no verdict." in output
@@ -104,7 +104,7 @@ def test_incomplete_data_has_claims_but_no_verdicts(
 @pytest.mark.parametrize("name", ONE_CELL)
 def test_recipe_runs(name: str, root: Path, tmp_path: Path, console: Console) -> None:
     options = TableOptions(1, ONE_CELL[name], ALONE, max_steps=1, data_root=root, runs=tmp_path)
-    assert run_recipe(name, options, console) == 0
+    run_recipe(name, options, console)
     output, recipe = printed(console), find_recipe(name)
     assert output.startswith(f"{name}: {recipe.title}\n")
     wanted = [cell for cell in cells_of(recipe) if re.search(rf"\n{re.escape(cell.norm)}[ ,]", output)]
@@ -123,7 +123,7 @@ def test_recipe_runs(name: str, root: Path, tmp_path: Path, console: Console) ->
 
 def test_table_equals_records(tmp_path: Path, console: Console) -> None:
     """Kept records need neither data nor a run."""
-    assert run_recipe("table1", TableOptions(data_root=tmp_path, runs=RECORDS), console) == 0
+    run_recipe("table1", TableOptions(data_root=tmp_path, runs=RECORDS), console)
     output = printed(console)
     (cell,) = [c for c in cells_of(find_recipe("table1")) if c.place["strategy"] == "er" and c.norm == "bn*"]
     store, config = Store(RECORDS), config_of(cell, tmp_path)
@@ -142,7 +142,7 @@ def test_table_equals_records(tmp_path: Path, console: Console) -> None:
 
 def test_table_in_recorded_precision(tmp_path: Path, console: Console) -> None:
     only = ["stream=split-cifar100", "strategy=er", "norm=bn", "norm=cn32"]
-    assert run_recipe("table2", TableOptions(only=only, data_root=tmp_path, runs=RECORDS), console) == 0
+    run_recipe("table2", TableOptions(only=only, data_root=tmp_path, runs=RECORDS), console)
     output = printed(console)
     assert re.search(r"bn, lr 0\.03 +ACC +5 +64\.75 \+- 3\.44 +64\.97 \+- 1\.09 +-0\.22 +\S+ to \S+ +agrees", output)
     assert "\nPrecision: tf32 (the recipe has fp32).\n" in output and "Not run" not in output
@@ -173,7 +173,7 @@ def test_table_has_one_precision(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         console = Console(file=io.StringIO(), width=200)
         only = [f"norm={norm}" for norm in norms]
         options = TableOptions(seeds, only, ALONE, precision=precision, data_root=tmp_path, runs=tmp_path / "runs")
-        assert run_recipe(str(tmp_path / "own.toml"), options, console) == 0
+        run_recipe(str(tmp_path / "own.toml"), options, console)
         return printed(console)
 
     def recorded_seeds() -> dict[tuple[str, str], list[int]]:
@@ -203,7 +203,7 @@ def test_other_data_has_no_verdict(tmp_path: Path, console: Console) -> None:
         run_recipe("table1", TableOptions(1, only, ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console)
     other = ["stream.source=digits"]
     options = TableOptions(1, only, ALONE, max_steps=1, data_root=tmp_path, runs=tmp_path / "runs", settings=other)
-    assert run_recipe("table1", options, console) == 0
+    run_recipe("table1", options, console)
     output = printed(console)
     assert "Our runs use digits instead of the recipe's mnist, so the published numbers can't be compared" in output
     assert re.search(r"bn +ACC +1 +\d+\.\d\d +72\.81", output) and "verdict " not in output and "HOLD" not in output
@@ -245,7 +245,7 @@ values = { acc = [50.0, 1.0] }
 """
     monkeypatch.setattr("contnorm.paper.recipe.find_recipe", lambda name: parse_recipe(name, text, f"{name}.toml"))
     small_mnist(tmp_path, train=100, test=50)
-    assert run_recipe("own", TableOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console) == 0
+    run_recipe("own", TableOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), console)
     assert re.search(r"\nsplit-mnist, single\nnorm .*\nbn +ACC +2 ", printed(console))
     assert "Not run\nsplit-fashion-mnist, single: bn\n" in printed(console)
     assert "50.00 +- 1.00" in printed(console)
@@ -271,7 +271,7 @@ settings = { train = { lr = 1e30 } }
     small_mnist(tmp_path, train=100, test=50)
     options, seen = TableOptions(2, [], ALONE, data_root=tmp_path, runs=tmp_path / "runs"), []
     for _ in range(2):
-        assert run_recipe("own", options, console) == 0
+        run_recipe("own", options, console)
         output = printed(console)
         assert re.search(r"\nbn +2 ", output)
         assert re.search(r"split-mnist single none: both seeds diverged\. seed 0: the loss is .* seed 1: ", output)
@@ -299,7 +299,7 @@ def test_stages_of_an_archive_are_shown(tmp_path: Path, console: Console) -> Non
     archive = RECORDS / "split-cifar100-fresh-seeds.jsonl.gz"
     only = ["stream=split-cifar100", "norm=bn", "norm=gn"]
     options = TableOptions(only=only, data_root=tmp_path, runs=archive, until_decided=True, max_seeds=16)
-    assert run_recipe("table2", options, console) == 0
+    run_recipe("table2", options, console)
     output = printed(console)
     assert re.search(
         r"HOLDS, of what is run \(staged: [^)]+\): BN learns new tasks better than GN \(LA\) \(la\)", output
@@ -342,7 +342,7 @@ def test_recipe_with_user_data_set(tmp_path: Path, console: Console) -> None:
     """
     (tmp_path / "birds.toml").write_text(recipe)
     options = TableOptions(seeds=1, execution=ALONE, data_root=tmp_path, runs=tmp_path / "runs")
-    assert run_recipe(str(tmp_path / "birds.toml"), options, console) == 0
+    run_recipe(str(tmp_path / "birds.toml"), options, console)
     (record,) = Store(tmp_path / "runs")
     assert f"{record.score('map'):.2f}" in printed(console)
     (tmp_path / "birds.toml").write_text(recipe.replace('stream = { source = "birds" }, ', ""))

@@ -173,9 +173,9 @@ def test_files_have_the_runs(show: Show, runs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--sort", "ac"], "unknown column 'ac'. Did you mean 'acc'"),
+        (["--sort", "ac"], "unknown key 'ac'. Did you mean 'acc'"),
         (["--columns", "nrm"], "Did you mean 'norm'"),
-        (["--columns", "map"], "unknown column 'map'"),
+        (["--columns", "map"], "unknown key 'map'"),
         (["--where", "norm=cnn"], "No run has norm.name=cnn; norm.name is bn, cn."),
         (["--where", "norm"], "such as norm=cn"),
         (["--where", "seed=2"], "all runs with seed=2 diverged"),

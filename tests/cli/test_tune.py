@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from contnorm.bench.api import execution as running
+from contnorm.bench.api.execution import RunInterrupted
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, RunOptions
 from contnorm.bench.grid import LEARNING_RATES
@@ -73,7 +74,7 @@ def wanted(root: Path, tmp_path: Path, **more: object) -> TuneOptions:
 
 
 def test_highest_mean_is_chosen_and_grid_is_written(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
-    assert tune_recipe(recipe, wanted(root, tmp_path), console) == 0
+    tune_recipe(recipe, wanted(root, tmp_path), console)
     records = list(Store(tmp_path / "runs"))
     assert len(records) == 2 * 2 * 2 and {record.config.stream.part for record in records} == {"validate"}
     assert {len(record.matrix.correct) for record in records} == {3}  # the stream's first three tasks
@@ -108,20 +109,20 @@ def test_grid_of_a_recipe_is_extended_and_refined_on_request(
 
     monkeypatch.setattr(lr_search, "_results", scored)
     options = wanted(root, tmp_path, rates=(0.003, 0.01, 0.03), seeds=1, extensions=2, refine="around")
-    assert tune_recipe(recipe, options, console) == 0
+    tune_recipe(recipe, options, console)
     found = {one.where["norm"]: one for one in read_selection(tmp_path / "runs/selected/own.toml", "own").selected}
     assert [one.lr for one in found["bn"].grid] == [0.0003, 0.0005, 0.001, 0.003, 0.01, 0.03]
     assert [one.lr for one in found["none"].grid] == [0.003, 0.005, 0.01, 0.02, 0.03]
     assert found["bn"].lr == 0.0003 and found["none"].lr == 0.01
     assert re.search(r"er +none +-0.01 +.* 5 +0.01 *$", printed(console), re.MULTILINE), "the number of rates tried"
     assert {record.config.stream.part for record in Store(tmp_path / "runs")} == {"validate"}
-    assert tune_recipe(recipe, replace(options, rates=(0.003, 0.01)), console) == 0, "recorded runs are used"
+    tune_recipe(recipe, replace(options, rates=(0.003, 0.01)), console)  # recorded runs are used
 
 
 def test_rate_with_diverged_run_is_not_chosen(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
     """A step of 1e30 puts weights out of range; the others of the grid go on."""
     options = wanted(root, tmp_path, only=["strategy=er", "norm=none"], rates=(0.01, 1e30))
-    assert tune_recipe(recipe, options, console) == 0
+    tune_recipe(recipe, options, console)
     assert "2 of 2 diverged" in printed(console) and "the highest mean without a diverged run" in printed(console)
     (one,) = read_selection(tmp_path / "runs" / "selected" / "own.toml", "own").selected
     assert one.lr == 0.01 and [(tried.seeds, tried.lost) for tried in one.grid] == [(2, 0), (0, 2)]
@@ -143,12 +144,14 @@ def test_stop_keeps_runs_and_chooses_nothing(
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(running, "execute", stopped_in_the_second)
-    assert tune_recipe(recipe, options, console) == 130
+    with pytest.raises(RunInterrupted) as stopped:
+        tune_recipe(recipe, options, console)
+    assert stopped.value.signal == signal.SIGINT
     assert not (tmp_path / "runs" / "selected").exists()
     monkeypatch.undo()
     (first,) = (tmp_path / "runs").rglob("[01].json")
     written = first.stat().st_mtime_ns
-    assert tune_recipe(recipe, options, console) == 0
+    tune_recipe(recipe, options, console)
     assert first.stat().st_mtime_ns == written and (tmp_path / "runs" / "selected" / "own.toml").is_file()
 
 
@@ -209,10 +212,10 @@ def test_grids_use_validation_tasks(name: str, root: Path, tmp_path: Path) -> No
 
 def test_grid_continues_in_recorded_precision(root: Path, tmp_path: Path, recipe: str, console: Console) -> None:
     begun = wanted(root, tmp_path, only=["strategy=er", "norm=bn"], rates=(0.1,), seeds=1, precision="tf32")
-    assert tune_recipe(recipe, begun, console) == 0
-    assert tune_recipe(recipe, replace(begun, rates=(0.01, 0.1), seeds=2, precision=None), console) == 0
+    tune_recipe(recipe, begun, console)
+    tune_recipe(recipe, replace(begun, rates=(0.01, 0.1), seeds=2, precision=None), console)
     assert [record.config.train.precision for record in Store(tmp_path / "runs")] == ["tf32"] * 4
-    assert tune_recipe(recipe, replace(begun, precision="fp32"), console) == 0
+    tune_recipe(recipe, replace(begun, precision="fp32"), console)
     assert sorted(r.config.train.precision for r in Store(tmp_path / "runs")) == ["fp32"] + ["tf32"] * 4
 
 
@@ -220,7 +223,7 @@ def test_package_selection_equals_its_records(tmp_path: Path, console: Console) 
     """From the records alone: no data set is there."""
     out = tmp_path / "table2.toml"
     options = TuneOptions(only=["stream=split-cifar100"], execution=ALONE, data_root=tmp_path, runs=TUNED, out=out)
-    assert tune_recipe("table2", options, console) == 0
+    tune_recipe("table2", options, console)
     assert out.read_text() == SELECTED.read_text()
     assert "split-cifar100 derpp brn scaled" in printed(console) and "3 of 3 diverged" in printed(console)
 

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import logging
 import os
+import signal
 import sys
 from typing import Annotated, Any, cast
 
@@ -55,6 +56,13 @@ def examples_of(command: TyperCommand) -> list[str]:
 
 class _Command(TyperCommand):
     """Command whose help ends with its examples, one per line, so that they can be copied."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Execute the command; runs that a signal stopped are saved, and its number gives the exit code."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stopped:
+            raise typer.Exit(128 + getattr(stopped, "signal", signal.SIGINT)) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)  # rich prints this part directly; the formatter is printed after it

@@ -82,26 +82,23 @@ def paper(
         seeds, only or [], options, max_steps, precision, root, runs, lr, selected, set_ or [], until_decided, margin,
         max_seeds,
     )  # fmt: skip
-    raise typer.Exit(run_recipe(recipe, request, console))
+    run_recipe(recipe, request, console)
 
 
-def run_recipe(name: str, options: TableOptions, console: Console) -> int:
-    """Run the missing runs of a recipe, print the results next to the published ones, and return the exit code."""
+def run_recipe(name: str, options: TableOptions, console: Console) -> None:
+    """Run the missing runs of a recipe, and print the results next to the published ones."""
     recipe = api.find_recipe(name)
     print_text(f"{recipe.name}: {recipe.title}", console, "bold")
     if not recipe.runs:
         print_text(recipe.note, console)
-        return 0
+        return
     try:
         result = api.run_table(recipe, options, console=console)
-    except (UserError, bench.RunInterrupted) as error:
+    except (UserError, bench.RunInterrupted):
         with suppress(UserError):  # nothing is recorded, or the options are wrong
             _show_result(api.read_table(recipe, options), options, console)
-        if isinstance(error, bench.RunInterrupted):
-            return 128 + error.signal
         raise
     _show_result(result, options, console)
-    return 0
 
 
 def _show_result(result: TableResult, options: TableOptions, console: Console) -> None:

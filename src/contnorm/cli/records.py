@@ -21,13 +21,13 @@ from contnorm.bench.data.dataset import not_comparable
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.metrics import MAIN_SCORES, score_title
 from contnorm.bench.records import Record, Runs, Store, group_by_run
-from contnorm.bench.selection import SHORT_KEYS, has_operator, no_match, resolve_key, value_of
+from contnorm.bench.selection import has_operator, no_match, resolve_key, value_of
 from contnorm.bench.sequential import MARGIN, Verdict
 from contnorm.bench.stats import t_interval
 from contnorm.bench.text import digits_remarks, spread
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.cli.common import RunsFolder, Where, console, print_error, print_lines, print_text, show_rows
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError
 from contnorm.report.report import collect_report, write_report
 from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables
 from contnorm.report.tables import Document, Table, markdown
@@ -209,10 +209,7 @@ def _column(name: str, frame: DataFrame) -> str:
         return name
     if name == "run":
         return "hash"
-    try:
-        return resolve_key(name, list(frame.columns))
-    except UserError:
-        raise unknown("column", name, ["run", "seeds", *SHORT_KEYS, *frame.columns]) from None
+    return resolve_key(name, ["seeds", *frame.columns])
 
 
 def compare(

@@ -74,10 +74,7 @@ def run(
         arguments |= {"validation": validation, "score": score, "by": names}
         show_result(lambda progress: bench.sweep(stream, progress=progress, **arguments), plot, json_)
         return
-    try:
-        result = bench.run(stream, progress=console, **arguments)
-    except bench.RunInterrupted as stopped:
-        raise typer.Exit(128 + stopped.signal) from None
+    result = bench.run(stream, progress=console, **arguments)
     show_scores(result.records, console)
     if result.diverged:
         raise UserError(" ".join(result.diverged.values()))
@@ -160,8 +157,5 @@ def resume(
     with collection_paused():
         call = bench.resume
     root, missing = execution.pop("data_root"), execution.pop("allow_missing") or None
-    try:
-        records = call(folder or runs, root=root, console=console, allow_missing=missing, **execution)
-    except bench.RunInterrupted as stopped:
-        raise typer.Exit(128 + stopped.signal) from None
+    records = call(folder or runs, root=root, console=console, allow_missing=missing, **execution)
     show_scores(records, console)

@@ -70,7 +70,8 @@ def tune(
     if recipe is not None:
         given = _recipe_options(typed, execution, seeds)
         options = replace(given, out=out, extensions=extend or 0, refine=refinement)
-        raise typer.Exit(tune_recipe(recipe, options, console))
+        tune_recipe(recipe, options, console)
+        return
     if "stream.name" not in typed:
         raise UserError("tune: give a recipe, such as table2, or --stream. See `contnorm ls streams`.")
     stream, arguments = load_stream(typed, execution)
@@ -103,14 +104,9 @@ def _recipe_options(typed: Mapping[str, Any], execution: Mapping[str, Any], seed
     )
 
 
-def tune_recipe(name: str, options: TuneOptions, console: Console) -> int:
-    """Run the missing runs of all grids, print them and the chosen rates, and return the exit code."""
-    try:
-        result = paper.tune(name, options, console=console)
-    except bench.RunInterrupted as stopped:
-        return 128 + stopped.signal
-    _show(name, result, options, console)
-    return 0
+def tune_recipe(name: str, options: TuneOptions, console: Console) -> None:
+    """Run the missing runs of all grids, and print them and the chosen rates."""
+    _show(name, paper.tune(name, options, console=console), options, console)
 
 
 def _show(name: str, result: TuneResult, options: TuneOptions, console: Console) -> None:

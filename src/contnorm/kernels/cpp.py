@@ -71,10 +71,8 @@ def library() -> ctypes.CDLL | str:
     build = import_module("contnorm.kernels.build")  # imports what a program without this kernel does not need
     try:
         return open_library(build.compile_library(SOURCE, FLAGS))
-    except build.BuildError as error:
+    except (build.BuildError, OSError) as error:  # OSError: the folder does not allow execution, or libgomp is missing
         return str(error)
-    except (OSError, AttributeError) as error:  # the folder does not allow execution, or libgomp is missing
-        return f"the compiled library can't be loaded ({error})"
 
 
 def unavailable_reason() -> str | None:

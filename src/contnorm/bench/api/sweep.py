@@ -524,16 +524,14 @@ def _run_round(
 
     For instance, a smaller memory than any of the grid may be too small for the replayed samples of a step.
     """
-    is_first, refused = not result.trials, list[Trial]()
+    is_first = not result.trials
     try:
         _run(stream, result, trials, execution)
     except UserError as error:
         if is_first or isinstance(error, UserCodeError):
             raise
-        for trial in trials:
-            try:
-                _run(stream, result, [trial], execution)
-            except UserError as reason:
-                refused.append(trial)
-                result.remarks.append(f"{trial.describe()}: can't be run. {reason}")
-    return refused
+        if len(trials) > 1:
+            return [refused for trial in trials for refused in _run_round(stream, result, [trial], execution)]
+        result.remarks.append(f"{trials[0].describe()}: can't be run. {error}")
+        return list(trials)
+    return []

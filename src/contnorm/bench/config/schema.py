@@ -561,7 +561,5 @@ def read_toml_text(path: Path, hint: str) -> str:
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
     """Parse TOML text; error messages begin with ``where``."""
-    try:
+    with usable(where, "is not TOML", "Correct its syntax.", ValueError):
         return tomllib.loads(text)
-    except ValueError as error:
-        raise UserError(f"{where}: is not TOML ({error}).") from error

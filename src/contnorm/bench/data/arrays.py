@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from contnorm.bench.data.dataset import ArraySource, Images, Indices, Progress
 from contnorm.bench.data.formats import decode_pictures
 from contnorm.bench.rng import generator
-from contnorm.errors import UserError
+from contnorm.errors import UserError, usable
 
 CHANNELS = (1, 2, 3, 4)  # numbers of channels that images in files have
 RANGE_RATIO = 4  # ranges of training and test samples that differ by more are reported
@@ -191,11 +191,12 @@ def read_npz(path: Path, *, tasks: int | Sequence[Sequence[Any]] | None, test_sh
         tasks, name: As in `array_source`; the file may have the task of each sample.
         test_share: Share of each class in the test split, if the file has no test samples.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            content = {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, TypeError) as error:  # TypeError: a single array is no context manager
-        raise UserError(f"{path}: can't be read as an .npz file of arrays ({error}). Save it with np.savez.") from error
+    # TypeError: a single array is no context manager.
+    with (
+        usable(path, "can't be read as an .npz file of arrays", "Save it with np.savez.", ValueError, TypeError),
+        np.load(path, allow_pickle=False) as archive,
+    ):
+        content = {key: archive[key] for key in archive.files}
     x, y, task = (content.get(f"{name}_train", content.get(name)) for name in ("x", "y", "task"))
     x_test, y_test, task_test = (content.get(f"{name}_test") for name in ("x", "y", "task"))
     if x is None or y is None or (x_test is None) != (y_test is None):

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contnorm.bench.data.dataset import Images, Labels, Progress, Split, published
-from contnorm.errors import UserError
+from contnorm.errors import UserError, usable
 
 MINI_WNIDS = tuple(published()["mini-imagenet"])  # in the order of the published stream: the first 15 are for selection
 MINI_LISTS = (("mini_val_train.csv", "mini_cl_train.csv"), ("mini_val_test.csv", "mini_cl_test.csv"))
@@ -253,13 +253,14 @@ def read_picture(path: Path, size: int | None, resize: Resize) -> tuple[Images, 
     from PIL import Image, ImageOps
 
     content = path.read_bytes()
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
-            if picture.mode.startswith(("I", "F")):  # conversion to RGB would clip values above 255
-                raise ValueError(f"mode {picture.mode} has more than 8 bits per value")
-            image = picture.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: cannot be read as a picture of {', '.join(FORMATS)} ({error})") from error
+    problem = f"cannot be read as a picture of {', '.join(FORMATS)}"
+    with (
+        usable(path, problem, "", ValueError, SyntaxError, Image.DecompressionBombError),
+        Image.open(io.BytesIO(content), formats=FORMATS) as picture,
+    ):
+        if picture.mode.startswith(("I", "F")):  # conversion to RGB would clip values above 255
+            raise ValueError(f"mode {picture.mode} has more than 8 bits per value")
+        image = picture.convert("RGB")
     if size is not None and resize == "crop":
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     elif size is not None:

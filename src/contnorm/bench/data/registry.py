@@ -40,7 +40,7 @@ from contnorm.bench.data.dataset import (
     published,
 )
 from contnorm.bench.data.formats import decode_pictures, decoder_name
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError, unknown, usable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as ProgressBars
@@ -270,10 +270,9 @@ def load_source(name: str, root: Path, *, allow_missing: bool = False, progress:
         if layout.list is not None:
             return _decode_folder(spec, layout.list(paths), check, target, progress)
         assert layout.read is not None
-        try:
+        damaged = EOFError, ValueError, KeyError, pickle.UnpicklingError
+        with usable(_folder(paths), f"{name} cannot be read", "Download it again.", *damaged):
             train, test = layout.read(paths)
-        except (OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-            raise UserError(f"{_folder(paths)}: {name} cannot be read ({error}). Download it again.") from error
         check(train[1], test[1])
         return Source(name, *train, *test, spec.classes, fingerprint_arrays(train, test))
 
@@ -413,7 +412,8 @@ def fetch(dataset: Fetchable, root: Path, base: str | None = None, progress: Pro
         kind, _, expected = checksum.partition(":")
         if not path.is_file() or hashlib.new(kind, path.read_bytes()).hexdigest() != expected:
             digest = hashlib.new(kind)
-            try:
+            advice = "Try again, or another address with --base."
+            with usable(url, "download failed", advice, HTTPException, ValueError):
                 request = Request(url, headers={"User-Agent": "contnorm"})
                 with draft_of(path) as draft, urlopen(request, timeout=60) as reply, draft.open("xb") as file:
                     size = int(reply.headers.get("Content-Length", 0))
@@ -423,9 +423,6 @@ def fetch(dataset: Fetchable, root: Path, base: str | None = None, progress: Pro
                         progress(name, file.tell(), size)
                     if digest.hexdigest() != expected:
                         raise ValueError(f"its {kind} is {digest.hexdigest()}, not {expected}")
-            except (OSError, HTTPException, ValueError) as error:
-                message = f"{url}: download failed ({error}). Try again, or another address with --base."
-                raise UserError(message) from error
         if name.endswith((".tar.gz", ".zip")):
             safe: Any = {"filter": "data"} if name.endswith(".tar.gz") else {}
             shutil.unpack_archive(path, folder, **safe)

@@ -199,10 +199,7 @@ class Work:
         with ExitStack() as stack:
             stack.enter_context(nullcontext() if device.index is None else torch.cuda.device(device))
             stack.enter_context(numerics(group[0].config.train, options.threads))
-            try:
-                plans = self.load(group[0].source)
-            except StopRequested:  # before any run has started
-                return
+            plans = self.load(group[0].source)
             opened = [self._open(run, plans, stack) for run in group]
             yield from (event for event in opened if isinstance(event, Event))
             lanes = [lane for lane in opened if isinstance(lane, Lane)]

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from contnorm.bench.components import ComponentKind, is_user_code, user_code_error
+from contnorm.bench.components import ComponentKind, is_user_code, user_code_error, user_code_errors
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.models.norm_layers import check_norms
 from contnorm.bench.plan import Plan, sample_weights, stored_items, warn_once
@@ -31,6 +31,7 @@ from contnorm.bench.strategies.base import Strategy, TaskInfo
 from contnorm.bench.streams.tasks import TaskSequence
 from contnorm.detect import holds_moments
 from contnorm.errors import UserCodeError, UserError
+from contnorm.moments.freeze import evaluation_mode
 from contnorm.moments.pooling import keeps_moments, moment_layers
 from contnorm.tags import BatchTags, ReplayRequest, batch_tags
 
@@ -298,15 +299,14 @@ def check_network(
 
 def _check_output(model: nn.Module, config: RunConfig, shape: Shape, outputs: int, own: str) -> None:
     """Reject a network with user code that fails in evaluation, or whose output has another shape than needed."""
-    was_training = model.training
-    try:
-        with torch.no_grad(), batch_tags(None):  # evaluation has none
-            output = model.eval()(torch.zeros(2, *shape))
-    except Exception as error:  # of user code
-        name = config.model.name if own == "model" else config.norm.name
-        raise user_code_error(error, f"{own} {name!r}", f"for images of shape {(2, *shape)}") from error
-    finally:
-        model.train(was_training)
+    name = config.model.name if own == "model" else config.norm.name
+    with (
+        user_code_errors(f"{own} {name!r}", f"for images of shape {(2, *shape)}"),
+        evaluation_mode(model),
+        torch.no_grad(),
+        batch_tags(None),  # evaluation has none
+    ):
+        output = model(torch.zeros(2, *shape))
     got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if got != (2, outputs):
         raise UserError(

@@ -30,7 +30,7 @@ import cloudpickle
 
 from contnorm.bench.components import is_installed, user_code_is_loading
 from contnorm.bench.engine.run import Event, Launcher, Run
-from contnorm.bench.signals import StopSignals, child_processes
+from contnorm.bench.signals import StopRequested, StopSignals, child_processes
 from contnorm.errors import UserError, import_library
 
 if TYPE_CHECKING:
@@ -198,6 +198,11 @@ def pickle_all(values: Sequence[object]) -> list[bytes]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def _as_message(error: BaseException) -> Exception:
+    """Return an error as it is raised in the process that started a worker, where it has no traceback."""
+    return error if isinstance(error, UserError) else RuntimeError(f"in a worker process:\n{traceback.format_exc()}")
+
+
 def work_for_parent(descriptor: int) -> None:
     """Execute groups of runs in a worker, until there are none, until SIGTERM, or until the parent process has ended.
 
@@ -210,7 +215,8 @@ def work_for_parent(descriptor: int) -> None:
     def send(message: object) -> None:
         connection.send_bytes(cloudpickle.dumps(message))
 
-    with StopSignals(announce=False) as signals, suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    ended = EOFError, BrokenPipeError, ConnectionResetError  # of the parent
+    with StopSignals(announce=False) as signals, suppress(*ended, StopRequested):  # before any run has started
         try:
             sys.path[:] = connection.recv()
             with user_code_is_loading():
@@ -224,10 +230,8 @@ def work_for_parent(descriptor: int) -> None:
                 # While a group is executed, the parent sends nothing unless it wants this process to end, or has ended.
                 for event in work(group, lambda: bool(signals) or connection.poll(0)):
                     send(event)
-        except (UserError, EOFError, BrokenPipeError, ConnectionResetError) as error:  # or the parent has ended
-            send(error)
-        except (Exception, SystemExit):
-            send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
+        except (Exception, SystemExit) as error:
+            send(_as_message(error))
 
 
 class RayLauncher(Launcher):
@@ -394,10 +398,8 @@ def _execute(payload: bytes, content: bytes, mailbox: Any, folder: str) -> Excep
                 send(events)
                 events = []
         return None
-    except UserError as error:
-        return error
-    except (Exception, SystemExit):
-        return RuntimeError(f"in a worker:\n{traceback.format_exc()}")
+    except (Exception, SystemExit) as error:
+        return _as_message(error)
 
 
 def _line(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from contnorm.bench.config.schema import ModelConfig
 from contnorm.detect import detect_norm
-from contnorm.errors import UserError, unknown
+from contnorm.errors import UserError, unknown, usable
 
 PREFIXES = ("module.", "model.", "backbone.", "_orig_mod.")  # put in front by wrappers and by training code
 BASE = "https://download.pytorch.org/models/"
@@ -127,12 +127,9 @@ def locate_weights(weights: str, model: str) -> Path:
     path = Path(torch.hub.get_dir()) / "checkpoints" / named
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        advice = "Download it in another way, and use --weights FILE."
+        with usable(BASE + named, "download failed", advice, RuntimeError):  # another file, which torch deletes
             torch.hub.download_url_to_file(BASE + named, str(path), _digits_in(named), sys.stderr.isatty())
-        except (OSError, RuntimeError) as error:  # no network, or another file, which torch deletes
-            raise UserError(
-                f"{BASE}{named}: download failed ({error}). Download it in another way, and use --weights FILE."
-            ) from error
     if _hash_of(path) != _digits_in(named):
         raise UserError(f"{path}: is damaged: its SHA-256 does not begin with {_digits_in(named)}. Delete it.")
     return path
@@ -142,18 +139,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a file; a file that contains code is rejected."""
     with path.open("rb") as file:
         is_safetensors = file.read(9)[8:] == b"{"  # 8 bytes of length, then a JSON header
-    try:
+    problem = "is not a safetensors or torch file of weights alone"
+    advice = "Save weights with safetensors.torch.save_file(model.state_dict(), path)."
+    with usable(path, problem, advice, SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError):
         content: Any = (
             load_file(path)
             if is_safetensors
             else torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         )
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"{path}: is not a safetensors or torch file of weights alone ({reason}). Save weights with "
-            f"safetensors.torch.save_file(model.state_dict(), path)."
-        ) from error
     for key in ("state_dict", "model_state_dict", "model"):  # a training checkpoint holds weights and other state
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
