@@ -5,12 +5,15 @@ not support are declared in its registry entry (`cannot`), with the reason, and 
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from contnorm import stats_mode
 from contnorm.kernels.cpp import unavailable_reason
 from contnorm.registry import NORMS, NormInfo
 from contnorm.testing import NORM_CHECKS, check_norm
@@ -168,3 +171,36 @@ def test_wrong_arguments_raise(spec: NormInfo) -> None:
     for options in wrong + OWN_OPTIONS.get(spec.name, []):
         with pytest.raises(ValueError, match=next(iter(options))):
             make(spec, **options)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@every_moment_norm
+def test_checkpointing_updates_moments_once(spec: NormInfo, reentrant: bool) -> None:
+    """Gradients are those of a plain pass, also of norms whose moments take part in training; so are the moments."""
+    options = {"total_steps": 10} if spec.name == "brn" else {}
+    plain, twin = (make(spec, **options).train() for _ in range(2))
+    for layer in (plain, twin):
+        for seed in range(4):  # after the first steps of the ramps of batch renorm
+            layer(subject(spec).data(seed=seed))
+    for seed in (8, 8, 9):  # the same batch in two steps: each has the moments of its own forward
+        grads = []
+        for layer, runs in ((plain, plain), (twin, partial(checkpoint, twin, use_reentrant=reentrant))):
+            inputs = [subject(spec).data(seed=seed + 10 * i).requires_grad_() for i in range(2)]
+            outputs = [runs(x) for x in inputs]  # two forwards before the backward, as of a batch and its replay
+            torch.autograd.backward(outputs, [subject(spec).data(seed=i) for i in range(2)])
+            grads.append([x.grad for x in inputs] + [p.grad.clone() for p in layer.parameters() if p.grad is not None])
+        for expected, actual in zip(*grads, strict=True):
+            torch.testing.assert_close(actual, expected)  # sums of two gradients, in either order
+    for expected, actual in zip(plain.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_gradients_through_running_moments_that_are_updated(wraps: bool) -> None:
+    """With ``stats_mode(model, "running")``, backward has the moments that normalized the batch, before the update."""
+    layer, x = make(NORMS["bn"]).train(), subject(NORMS["bn"]).data().requires_grad_()
+    expected = (layer.weight / (layer.running_var + layer.eps).sqrt()).detach()
+    stats_mode(layer, "running")
+    (checkpoint(layer, x, use_reentrant=False) if wraps else layer(x)).sum().backward()
+    assert x.grad is not None and int(layer.num_batches_tracked) == 1
+    torch.testing.assert_close(x.grad, expected[:, None, None].expand_as(x[0]).expand_as(x))

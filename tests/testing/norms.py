@@ -28,6 +28,14 @@ class CenteredNorm(nn.Module):
         return (y * spread(self.weight, x) + spread(self.bias, x)).to(x.dtype)
 
 
+class Fading(CenteredNorm):
+    """Scales less in each forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale *= 0.9
+        return super().forward(x)
+
+
 class StreamNorm(nn.BatchNorm2d):
     """Batch norm with the moments of the samples that are not replayed, and every part of the protocol."""
 
@@ -381,6 +389,7 @@ DEFECTS: list[tuple[str, Any, str]] = [
     ("large_mean", Cancelling, "large mean"),
     ("gradients", DetachedMean, "gradients differ from numeric ones"),
     ("second_derivatives", OnceDifferentiable, "second derivatives differ from numeric ones"),
+    ("gradient_checkpointing", Fading, "under a checkpoint with use_reentrant=False"),
     ("copies", SharedCopy, "shares weight with the layer"),
     ("state_dict_restores", UnsavedState, "a new layer with its state_dict() gives other outputs"),
     ("batch_norm_keys", ExtraBuffer, "unlike a batch norm's"),

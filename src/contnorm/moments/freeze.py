@@ -253,6 +253,8 @@ def set_stats_state(module: Any, normalize: Normalize, update: bool) -> None:
     if isinstance(module, MomentNorm):
         module.use_running, module.use_batch = normalize == "running", normalize == "batch"
         module.stats_frozen = not update
+        if normalize == "running" and update:
+            before, after = [_lend_copies], [(_take_back, True)]
     else:
         module._contnorm_stats = (normalize, update)
         if (normalize, update) != (None, True):
@@ -307,7 +309,7 @@ def _lend_copies(module: Any, args: object) -> None:
         return
     module.__dict__["_contnorm_own"] = originals = {"training": module.training}
     module.training = by_batch
-    if by_batch and not update:
+    if by_batch is not update:  # updates that nobody asked for, or that would change what the backward pass needs
         buffers = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
         originals |= buffers
         module._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})

@@ -42,7 +42,15 @@ from torch import Tensor, nn
 
 from contnorm.checks import check_number, statistics_dtype
 from contnorm.kernels.pivot import per_channel
-from contnorm.norms.base import MomentNorm, channel_moments, check_arguments, empty_like_input, unbiased, update_moments
+from contnorm.norms.base import (
+    MomentNorm,
+    channel_moments,
+    check_arguments,
+    empty_like_input,
+    recomputes,
+    unbiased,
+    update_moments,
+)
 from contnorm.norms.batch import batch_norm
 from contnorm.tags import BatchTags, current_tags
 
@@ -250,7 +258,8 @@ class AdaptiveBalanceNormBase(MomentNorm):
                 (moment - cast(Tensor, buffer).to(moment.dtype, copy=True)).square().mean()
                 for moment, buffer in zip((mean, var), running, strict=True)
             )
-            self._distances.append(of_mean + of_var)  # of the moments of the batch from the running ones
+            if not recomputes():  # the loss of the first forward was taken
+                self._distances.append(of_mean + of_var)  # of the moments of the batch from the running ones
         if updates:
             self._count(input)
         return y

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from inspect import signature
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +103,7 @@ class MomentNorm(NormLayer):
 
     _version = 2  # of the state dict, as in torch: with a counter
     initial_var: ClassVar[float] = 1.0  # of `running_var`
+    mixes_moments: ClassVar[bool] = False  # whether the output in training depends on the running moments
     momentum: float | None
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -129,6 +132,20 @@ class MomentNorm(NormLayer):
         self.register_buffer("num_batches_tracked", counter)
         self._add_tensors(device, dtype)
         self.reset_parameters()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it. A forward that gradient checkpointing repeats has the moments of the first, and updates none."""
+        if not recomputes():
+            if (self.mixes_moments or self.use_running) and not self.stats_frozen and self.training:
+                remember_buffers(self, *args, **kwargs)
+            return super().__call__(*args, **kwargs)
+        own = dict(self._buffers)
+        # Copies that are updated take the same path as the first forward, which saved the same tensors.
+        self._buffers.update(first_buffers(self, *args, **kwargs))
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            self._buffers.update(own)
 
     def _add_tensors(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         """Add the parameters and buffers that batch norm does not have."""
@@ -226,6 +243,44 @@ class MomentNorm(NormLayer):
     def extra_repr(self) -> str:
         states = [f"{name}=True" for name in ("stats_frozen", "use_running", "use_batch") if getattr(self, name)]
         return ", ".join([super().extra_repr(), *states])
+
+
+# --- gradient checkpointing ------------------------------------------------------------------------------------------
+
+_Kept = deque[tuple[Tensor, dict[str, Tensor]]]
+_KEPT: WeakKeyDictionary[nn.Module, _Kept] = WeakKeyDictionary()  # the buffers before the latest forwards of a layer
+
+
+def recomputes() -> bool:
+    """Whether this forward runs inside of a backward pass, as gradient checkpointing repeats it."""
+    # torch.utils.checkpoint asks the same. The compiler repeats operators of the graph and no code.
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def remember_buffers(layer: nn.Module, input: Tensor, *_: object, **__: object) -> None:
+    """Keep copies of the buffers of a layer for a repetition of the forward of this input."""
+    if not torch.compiler.is_compiling() and isinstance(input, Tensor):
+        _KEPT.setdefault(layer, deque(maxlen=8)).appendleft((_some_values(input), _copies(layer)))
+
+
+def first_buffers(layer: nn.Module, input: Tensor, *_: object, **__: object) -> dict[str, Tensor]:
+    """Return copies of the buffers of a layer, as they were before the last forward of this input if that was kept."""
+    values = _some_values(input)
+    kept = [(others, copies) for others, copies in _KEPT.get(layer, ()) if others.shape == values.shape]
+    if not kept:
+        return _copies(layer)
+    distances = torch.stack([(others - values).abs().sum() for others, _ in kept])
+    nearest = distances.argmin(0, keepdim=True)  # the first of equal ones; stays on the device
+    return {name: torch.stack([copies[name] for _, copies in kept])[nearest].squeeze(0) for name in kept[0][1]}
+
+
+def _copies(layer: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in layer._buffers.items() if buffer is not None}
+
+
+def _some_values(x: Tensor) -> Tensor:
+    """Return one value of each sample and channel, which tell the inputs of a layer apart: in the middle."""
+    return x.detach()[tuple(slice(None) if i < 2 else slice(n // 2, n // 2 + 1) for i, n in enumerate(x.shape))].clone()
 
 
 # --- layers that do not normalize -----------------------------------------------------------------------------------

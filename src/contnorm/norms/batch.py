@@ -311,6 +311,7 @@ class BatchRenormBase(MomentNorm):
         total_steps: Number of batches of the run, to which the published ramps are scaled; None for no scaling.
     """
 
+    mixes_moments: ClassVar[bool] = True
     r_limit: Tensor
     d_limit: Tensor
 

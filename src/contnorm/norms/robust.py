@@ -19,7 +19,7 @@ the variance is biased, and gradients flow through the moments of the batch with
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -277,6 +277,8 @@ class RobustBatchNormBase(MomentNorm):
         device: Device of parameters and buffers.
         dtype: Dtype of parameters and buffers.
     """
+
+    mixes_moments: ClassVar[bool] = True
 
     def __init__(
         self,

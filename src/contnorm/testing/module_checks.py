@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from contnorm.convert import convert_norm
 from contnorm.moments.freeze import freeze_stats
@@ -452,6 +453,23 @@ def replay_request(subject: NormSubject) -> None:
     with torch.no_grad(), subject.tags(len(x), is_extra=True):
         layer(x)
     subject.run(layer, x)
+
+
+@norm_check()
+def gradient_checkpointing(subject: NormSubject) -> None:
+    """Its gradients under ``torch.utils.checkpoint`` are those without, also if it ran twice before the backward."""
+    if subject.needs_tags:
+        raise CheckSkipped("it needs tags, which a backward pass does not have")
+    for reentrant in (False, True):
+        results = []
+        for call in (None, lambda layer, x, form=reentrant: checkpoint(layer, x, use_reentrant=form)):
+            layer, inputs = subject.make(), [subject.data(seed=seed).requires_grad_() for seed in range(2)]
+            subject.run(layer, subject.data(seed=2))
+            outputs = [layer(x) if call is None else call(layer, x) for x in inputs]
+            torch.autograd.backward(outputs, [subject.data(seed=5), subject.data(seed=6)])
+            results.append([*outputs, *(tensor.grad for tensor in (*inputs, *layer.parameters()))])
+        plain, repeated = results
+        assert_all_close(repeated, plain, f"its gradients under a checkpoint with use_reentrant={reentrant}")
 
 
 @norm_check(slow=True)
