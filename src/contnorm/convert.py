@@ -8,12 +8,15 @@ stays unchanged.
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from contnorm.checks import auto_groups
@@ -27,7 +30,7 @@ from contnorm.detect import (
     holds_moments,
     is_selected,
 )
-from contnorm.moments.freeze import STATS_HOOKS, set_stats_state, stats_state
+from contnorm.moments.freeze import OWN_HOOKS, carry_stale, set_stats_state, stats_state
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.balanced import TaskBalancedNormBase
 from contnorm.norms.base import MomentNorm, NormLayer
@@ -43,6 +46,7 @@ from contnorm.registry import (
     layer_parameters,
     norm_class,
     resolve_norm,
+    with_num_groups,
 )
 
 
@@ -93,7 +97,7 @@ def convert_norm(
         **options: Arguments of the new norm, such as ``num_groups``, ``eps`` or ``momentum``. They override the
             options of the old layer. ``num_groups="auto"`` gives each layer the largest divisor of its number of
             channels, up to 32, that leaves at least 2 channels in a group (8 for (N, C) input), or one group if there
-            is no such divisor.
+            is no such divisor. ``channels_per_group`` gives groups of the same size in all layers.
 
     Returns:
         The model.
@@ -131,6 +135,7 @@ def convert_norm(
         except ValueError as error:
             error.args = (f"convert_norm: {located(layer)}: {error} The model is unchanged.",)
             raise
+    warn_of_optimizer(model, replace)
     if entry.standardizes_weights:
         standardize_convolutions(model, next(iter(cast("dict[Any, WSGroupNorm]", replace).values())).weight_eps)
     model = swap_modules(model, replace)
@@ -205,7 +210,7 @@ def replacement_obstacles(model: nn.Module) -> dict[nn.Module, str]:
             continue
         for key, value in vars(parent).items():
             held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-            if key.endswith("_hooks") and any(hook not in (drop_and_act, *STATS_HOOKS) for hook in held):
+            if key.endswith("_hooks") and any(hook not in OWN_HOOKS for hook in held):
                 reasons[parent] = "it has hooks, which would be lost; remove them first"
             for module in held if key != "_modules" else ():
                 if isinstance(module, nn.Module) and module is not parent:
@@ -258,7 +263,7 @@ def build_layer(
     old, detected = layer.module, layer.detected
     factory: Any = norm_class(entry, dim) if dim else nn.SyncBatchNorm if entry.name == "bn" else SyncContinualNorm
     carried = {k: v for k, v in detected.options.items() if k in layer_parameters(factory) and k not in entry.preset}
-    options = {**carried, **options}
+    options = {**carried, **with_num_groups(entry, detected.channels, options)}
     if entry.layers and options.get("num_groups") == "auto":  # a user's norm may not support automatic groups
         options["num_groups"] = auto_groups(detected.channels, one_position=dim == 1)
     if dim is not None:
@@ -304,8 +309,28 @@ def _transfer_state(old: nn.Module, new: Any, detected: DetectedNorm) -> None:
         new.register_forward_hook(drop_and_act)
 
 
+def warn_of_optimizer(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> None:
+    """Warn if an optimizer trains parameters of the model, and the new layers have others."""
+    own = set(model.parameters())
+    added = sorted({name for new in replace.values() for name, p in new.named_parameters() if p not in own})
+    optimizers = (t for t in gc.get_objects() if issubclass(type(t), torch.optim.Optimizer)) if added else ()
+    for optimizer in optimizers:
+        if any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
+            warnings.warn(
+                f"convert_norm: the new layers have parameters ({', '.join(added)}) that an existing optimizer of this "
+                f"model, {type(optimizer).__name__}, does not train. Make the optimizer after the conversion.",
+                stacklevel=3,
+            )
+            return
+
+
 def swap_modules(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Replace modules at all places of a model; return the model, or the replacement of itself."""
+    names = {module: name for name, module in model.named_modules() if module in replace}
+    layers: list[str] = []
+    for old, new in replace.items():
+        if old is not new and carry_stale(old, new, layers):
+            layers.append(names[old])
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child is not None and child in replace:

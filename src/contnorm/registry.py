@@ -225,6 +225,7 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
         num_features: Number of channels.
         dim: 1 for (N, C) and (N, C, L) input, 2 for (N, C, H, W), 3 for (N, C, D, H, W).
         **options: Further arguments of that norm's class, such as ``num_groups``, ``eps`` or ``momentum``.
+            ``channels_per_group`` may be given instead of ``num_groups``.
 
     Raises:
         ValueError: For an unknown name, or an option that contradicts it.
@@ -234,6 +235,8 @@ def create_norm(name: str, num_features: int, *, dim: Dim = 2, **options: object
         ContinualNorm2d(64, num_groups=8, eps=1e-05, momentum=0.1)
         >>> create_norm("gn32", 64, dim=1)
         GroupNorm1d(64, num_groups=32, eps=1e-05)
+        >>> create_norm("gn", 64, channels_per_group=16)
+        GroupNorm2d(64, num_groups=4, eps=1e-05)
     """
     info, options = resolve_norm(name, options)
     return build_norm(info, num_features, dim, options)
@@ -253,8 +256,24 @@ def resolve_norm(norm: str | LayerFactory | NormInfo, options: dict[str, object]
     return info, {**options, "num_groups": groups}
 
 
+def with_num_groups(info: NormInfo, num_features: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a layer with ``num_groups`` in place of ``channels_per_group``."""
+    size = options.get("channels_per_group")
+    if not info.grouped or size is None:
+        return dict(options)
+    if "num_groups" in options:
+        raise ValueError(
+            f"channels_per_group={size} and num_groups={options['num_groups']} are given; give one of them."
+        )
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or num_features % size:
+        raise ValueError(f"channels_per_group={size!r} does not divide the {num_features} channels. Use a divisor.")
+    others = {name: value for name, value in options.items() if name != "channels_per_group"}
+    return {**others, "num_groups": num_features // size}
+
+
 def build_norm(info: NormInfo, num_features: int, dim: Dim, options: Mapping[str, object]) -> nn.Module:
     """Create a layer of a norm."""
+    options = with_num_groups(info, num_features, options)
     check_preset(info, options)
     layer = norm_class(info, dim)(num_features, **{**options, **info.preset})
     if info.layers:  # for `detect_norm`: one class may serve all dimensions, and a factory may return any class

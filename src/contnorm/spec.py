@@ -40,7 +40,7 @@ from contnorm.convert import (
     swap_modules,
 )
 from contnorm.detect import DetectedNorm, detect_norm, holds_moments
-from contnorm.moments.freeze import set_stats_state, stats_state
+from contnorm.moments.freeze import StaleMoments, set_stale, set_stats_state, stale_moments, stats_state
 from contnorm.norms.group import is_standardized, standardize, unstandardize
 from contnorm.registry import Dim, find_norm
 
@@ -231,7 +231,7 @@ def _difference(entry: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
 
 # The keys of a file are those of the state dict, so that any tool that reads safetensors can read it, and the file of a
 # model with continual norm has the keys of batch norm. The spec is in the metadata.
-_VERSION = "contnorm.version"
+_VERSION, _STALE = "contnorm.version", "contnorm.stale_moments"
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -291,7 +291,7 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     """
     import safetensors.torch
 
-    spec = _stored_spec(Path(path))
+    spec, stale = (_stored(Path(path), key) for key in (_SPEC, _STALE))
     if spec is None:
         raise ValueError(
             f"load_model: {path} has no norm spec, so that the norms of its model are unknown. If they are those of "
@@ -307,6 +307,10 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         if name.endswith("num_batches_tracked"):  # layers with constant moments may have no counter
             tensors.setdefault(name, value)
     model.load_state_dict(tensors)
+    layers = list(stale or {})
+    for name in spec["norms"]:
+        mark = (stale or {}).get(name)
+        set_stale(model.get_submodule(name), StaleMoments(**mark, layers=layers) if mark else None)
     return model
 
 
@@ -317,7 +321,10 @@ def file_metadata(model: nn.Module) -> dict[str, str]:
         >>> sorted(file_metadata(nn.Sequential(nn.BatchNorm2d(8))))
         ['contnorm.norm_spec', 'contnorm.version', 'format']
     """
-    return {"format": "pt", _VERSION: __version__, _SPEC: json.dumps(norm_spec(model))}
+    marks = {name: mark for name, module in model.named_modules() if (mark := stale_moments(module))}
+    stale = {name: {"signal": mark.signal, "batches": mark.batches} for name, mark in marks.items()}
+    stored = {_SPEC: norm_spec(model), **({_STALE: stale} if stale else {})}
+    return {"format": "pt", _VERSION: __version__, **{key: json.dumps(value) for key, value in stored.items()}}
 
 
 def sort_metadata(file: BinaryIO) -> None:
@@ -344,15 +351,15 @@ def sort_metadata(file: BinaryIO) -> None:
 
 def differences_from_file(model: nn.Module, path: Path) -> str:
     """Return how the norms of a model differ from those in a file; empty if they do not, or the file has no spec."""
-    spec = _stored_spec(path)
+    spec = _stored(path, _SPEC)
     return "" if spec is None else "; ".join(spec_differences(model, spec)[:3])
 
 
-def _stored_spec(path: Path) -> dict[str, Any] | None:
+def _stored(path: Path, key: str) -> dict[str, Any] | None:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        stored = (file.metadata() or {}).get(_SPEC)
+        stored = (file.metadata() or {}).get(key)
     return None if stored is None else json.loads(stored)
 
 

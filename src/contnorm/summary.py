@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from contnorm.detect import DetectedNorm, detect_norm
-from contnorm.moments.freeze import stats_state
+from contnorm.moments.freeze import stale_moments, stats_state
 from contnorm.norms.base import MomentNorm
 
 
@@ -76,8 +76,9 @@ def summarize(model: nn.Module) -> NormSummary:
 
     A layer that is registered under several names is listed once, under the first. The norm ``?`` marks a layer that
     normalizes but is not a known norm. The state says what `stats_mode` set: ``frozen`` (no updates), ``constant``
-    (running moments in both modes, no updates), ``running moments`` or ``batch moments`` (in both modes). ``one group``
-    and ``one channel a group`` mark group steps that are equivalent to layer norm and instance norm.
+    (running moments in both modes, no updates), ``running moments`` or ``batch moments`` (in both modes). ``stale
+    moments`` are those of the signal of another norm, kept by a conversion. ``one group`` and ``one channel a group``
+    mark group steps that are equivalent to layer norm and instance norm.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GroupNorm(4, 16)).eval()
@@ -108,6 +109,8 @@ def _row(name: str, module: nn.Module, detected: DetectedNorm | None) -> NormRow
         state.append("constant")
     else:
         state += [f"{normalize} moments"] * bool(normalize) + ["frozen"] * (not update)
+    if stale_moments(module):
+        state.append("stale moments")
     if detected:
         if detected.synced:
             state.append("synced")

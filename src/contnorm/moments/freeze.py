@@ -5,19 +5,32 @@ moments (those of torch, layers of other libraries) is set by hooks: for one for
 as asked for, and where it would update its moments without being asked to, it does so on a copy. Running moments that
 are updated after the normalization are those of a second forward, in training mode without gradients, whose output is
 dropped: each class has its own rule of updating, and this follows it.
+
+A conversion keeps running moments that are of another signal than the new layer normalizes, so that it can be undone.
+Such a layer is marked here: its moments are stale.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from contnorm.detect import DetectedNorm, Filter, check_names, detect_norm, holds_moments, is_selected
-from contnorm.norms.base import MomentNorm
+from contnorm.detect import (
+    DetectedNorm,
+    Filter,
+    check_names,
+    detect_norm,
+    drop_and_act,
+    holds_moments,
+    is_selected,
+)
+from contnorm.norms.base import INPUT, STALE, MomentNorm
 
 Normalize = Literal["batch", "running"] | None
 StatsState = tuple[Normalize, bool]  # what a layer normalizes with, and whether training updates its moments
@@ -261,15 +274,19 @@ def set_stats_state(module: Any, normalize: Normalize, update: bool) -> None:
             before, after = [_lend_copies], [(_take_back, True)]
     if normalize == "running" and update:
         after.append((_update_after, False))
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key in [key for key, hook in hooks.items() if hook in STATS_HOOKS]:
-            del hooks[key]
-            module._forward_hooks_always_called.pop(key, None)
-            module._forward_hooks_with_kwargs.pop(key, None)
+    _remove_hooks(module, STATS_HOOKS)
     for hook in before:
         module.register_forward_pre_hook(hook)
     for hook, always in after:
         module.register_forward_hook(hook, always_call=always, with_kwargs=True)
+
+
+def _remove_hooks(module: Any, ours: tuple[Any, ...]) -> None:
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, hook in hooks.items() if hook in ours]:
+            del hooks[key]
+            module._forward_hooks_always_called.pop(key, None)
+            module._forward_hooks_with_kwargs.pop(key, None)
 
 
 def _set_stats(
@@ -336,5 +353,99 @@ def _update_after(module: Any, args: Any, kwargs: Any, output: object) -> None:
             module.forward(*args, **kwargs)
 
 
+# --- moments of another signal --------------------------------------------------------------------------------------
+
+LEAST_SHARE = 0.01  # of the old moments in the running average: below it, training has replaced them
+
+
+@dataclass
+class StaleMoments:
+    """The mark of a layer whose running moments are of another signal than it normalizes.
+
+    Attributes:
+        signal: What they are moments of.
+        batches: The batch counter at the conversion.
+        layers: The names of all layers of the conversion, one list for all of them; empty after the warning.
+    """
+
+    signal: str
+    batches: int
+    layers: list[str]
+
+
+def stale_moments(module: nn.Module) -> StaleMoments | None:
+    """Return the mark of a layer with stale moments; remove it if training has replaced them.
+
+    Example:
+        >>> stale_moments(nn.BatchNorm2d(8)) is None
+        True
+    """
+    mark: StaleMoments | None = vars(module).get(STALE)
+    if mark is None:
+        return None
+    updates, momentum = _batches(module) - mark.batches, getattr(module, "momentum", None)
+    share = mark.batches / max(1, mark.batches + updates) if momentum is None else (1 - momentum) ** max(0, updates)
+    if updates and share < LEAST_SHARE:
+        del vars(module)[STALE]
+        return None
+    return mark
+
+
+def set_stale(module: nn.Module, mark: StaleMoments | None) -> None:
+    """Mark a layer, or remove its mark. The first evaluation of any layer of a conversion warns of all of them."""
+    vars(module).pop(STALE, None)
+    _remove_hooks(module, (_warn_of_stale,))
+    if mark is not None:
+        vars(module)[STALE] = mark
+        module.register_forward_pre_hook(_warn_of_stale)
+
+
+def carry_stale(old: nn.Module, new: nn.Module, layers: list[str]) -> bool:
+    """Mark a layer that has the running moments of the layer that it replaces, if they are of another signal.
+
+    Initial moments are of no signal. If training has updated stale moments, they are of no signal that a layer has.
+    """
+    mean, var = (new._buffers.get(name) for name in ("running_mean", "running_var"))
+    if mean is None or var is None or mean is not old._buffers.get("running_mean") or mean.is_meta:
+        return False
+    signal, mark = getattr(old, "signal", INPUT), stale_moments(old)
+    if mark is not None:
+        signal = mark.signal if _batches(old) == mark.batches else "several signals"
+    is_initial = not mean.any() and bool((var == getattr(old, "initial_var", 1.0)).all())
+    if is_stale := signal != getattr(new, "signal", INPUT) and not is_initial:
+        set_stale(new, StaleMoments(signal, _batches(new), layers))
+    return is_stale
+
+
+def _batches(module: nn.Module) -> int:
+    counter = module._buffers.get("num_batches_tracked")
+    return 0 if counter is None else int(counter)
+
+
+def _warn_of_stale(module: Any, args: Any) -> None:
+    x = args[0] if args else None
+    traced = (
+        torch.compiler.is_compiling() or torch._C._get_tracing_state() or torch._C._functorch.peek_interpreter_stack()
+    )
+    if traced or type(x) is not Tensor or x.is_meta or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    normalize, training = stats_state(module)[0], vars(module).get("_contnorm_own", vars(module))["training"]
+    if normalize == "batch" or (normalize is None and training):
+        return
+    mark = stale_moments(module)
+    _remove_hooks(module, (_warn_of_stale,))
+    if mark is None or not mark.layers:
+        return
+    names = ", ".join(map(repr, mark.layers[:3])) + ", ..." * (len(mark.layers) > 3)
+    mark.layers.clear()
+    warnings.warn(
+        f"The running moments of converted norm layers ({names}) are stale: they are moments of {mark.signal} and "
+        f"{type(module).__name__} needs those of {getattr(module, 'signal', INPUT)}. Outputs of evaluation are wrong "
+        f"until contnorm.reestimate(model, batches), or training, has set them.",
+        stacklevel=2,
+    )
+
+
 # Pickled models refer to these functions by name, so they must not be renamed.
 STATS_HOOKS: tuple[Any, ...] = (_lend_copies, _take_back, _update_after)
+OWN_HOOKS: tuple[Any, ...] = (*STATS_HOOKS, _warn_of_stale, drop_and_act)  # a conversion may drop them

@@ -42,7 +42,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
-from contnorm.moments.freeze import evaluation_mode, frozen_stats, stats_mode, stats_state
+from contnorm.moments.freeze import evaluation_mode, frozen_stats, set_stale, stale_moments, stats_mode, stats_state
 from contnorm.moments.pooling import (
     Frozen,
     Meetings,
@@ -83,14 +83,17 @@ class Reestimated:
     As a context manager, it restores the old moments on exit.
     """
 
-    def __init__(self, layers: dict[str, nn.Module], old: dict[str, Moments]) -> None:
+    def __init__(self, layers: dict[str, nn.Module], old: dict[str, Moments], marks: dict[str, Any]) -> None:
         self._layers = layers
         self._old = old
+        self._marks = marks
         self.moments = {name: LayerMoments(*old[name], *new) for name, new in read_moments(layers).items()}
 
     def restore(self) -> None:
         """Restore the old moments."""
         write_moments(self._layers, self._old)
+        for name, layer in self._layers.items():
+            set_stale(layer, self._marks[name])
 
     def __enter__(self) -> Reestimated:
         return self
@@ -195,10 +198,13 @@ def reestimate(
             f"reestimate: {type(model).__name__} has no norm layer with running moments to estimate. See "
             f"contnorm.summarize(model)."
         )
-    old = read_moments(layers)
+    old, marks = read_moments(layers), {name: stale_moments(layer) for name, layer in layers.items()}
     measurement = _Measurement(model, layers, call or call_on_batch, weights, process_group)
     with ExitStack() as undo:
         undo.callback(write_moments, layers, old)
+        for name, layer in layers.items():
+            undo.callback(set_stale, layer, marks[name])
+            set_stale(layer, None)
         with torch.no_grad(), evaluation_mode(model), ExitStack() as stack:
             stack.enter_context(stats_mode(model, only=lambda name, module: stats_state(module)[0] == "batch"))
             for module in model.modules():  # they normalize instances, as in training
@@ -208,7 +214,9 @@ def reestimate(
             pools = measurement.exact(batches) if exact else measurement.approximate(batches)
         write_moments(layers, {name: pool.moments(layers[name]) for name, pool in pools.items()}, finite=True)
         undo.pop_all()
-    return Reestimated({name: layers[name] for name in pools}, {name: old[name] for name in pools})
+    for name in layers.keys() - pools.keys():
+        set_stale(layers[name], marks[name])
+    return Reestimated({name: layers[name] for name in pools}, {name: old[name] for name in pools}, marks)
 
 
 class ChainedBatches:

@@ -15,6 +15,8 @@ from contnorm.kernels.pivot import per_channel, row_pivot
 from contnorm.registry import Dim
 
 RANKS: dict[Dim, tuple[int, ...]] = {1: (2, 3), 2: (4,), 3: (5,)}  # of the input of 1d, 2d and 3d layers
+INPUT = "the input"  # what running moments are those of, unless the class says otherwise
+STALE = "_contnorm_stale"  # the attribute of a layer whose running moments are of another signal than it normalizes
 ALWAYS_SHOWN = ("num_groups", "eps", "momentum")  # other arguments are shown if they differ from their defaults
 
 
@@ -160,6 +162,7 @@ class MomentNorm(NormLayer):
         for name, value in (("running_mean", 0.0), ("running_var", self.initial_var), ("num_batches_tracked", 0)):
             if (buffer := self._buffers[name]) is not None:
                 buffer.fill_(value)
+        self.__dict__.pop(STALE, None)
 
     def reset_parameters(self) -> None:
         """Set weight, bias and running moments to the initial values."""
@@ -175,6 +178,13 @@ class MomentNorm(NormLayer):
             is_meta = self.num_batches_tracked.is_meta
             state_dict[key] = torch.tensor(0) if is_meta else self.num_batches_tracked
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *lists)
+        if f"{prefix}running_mean" in state_dict:
+            self.__dict__.pop(STALE, None)
+
+    @property
+    def signal(self) -> str:
+        """What the running moments are those of."""
+        return INPUT
 
     def _normalize_with(self, function: Any, x: Tensor, updates: bool | None = None, **options: Any) -> Tensor:
         """Check and normalize an input with a functional form, which updates the running moments; count the batch.

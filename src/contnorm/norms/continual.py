@@ -236,6 +236,14 @@ class ContinualNormBase(MomentNorm):
             kernel=self.kernel,
         )
 
+    @property
+    def signal(self) -> str:
+        if self.order == "bn_gn":
+            return super().signal
+        groups = resolve_groups(self.num_groups, self.num_features, max(self.ranks))
+        size = self.num_features // groups
+        return f"the input normalized in groups of {size} channels{', with weight and bias' * self.tied}"
+
     def batch_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.order == "gn_bn":  # the moments are those of the group-normalized signal
             groups = resolve_groups(self.num_groups, self.num_features, x.dim())
