@@ -231,11 +231,15 @@ def _difference(entry: Mapping[str, Any], actual: Mapping[str, Any]) -> str:
 
 # The keys of a file are those of the state dict, so that any tool that reads safetensors can read it, and the file of a
 # model with continual norm has the keys of batch norm. The spec is in the metadata.
-_VERSION, _STALE = "contnorm.version", "contnorm.stale_moments"
+_VERSION, _STALE, _ARCHITECTURE = "contnorm.version", "contnorm.stale_moments", "contnorm.architecture"
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Save the weights of a model to a safetensors file, with its norm spec in the metadata.
+
+    If the model has an attribute ``architecture``, a text that names its variant, it is stored, too, and `load_model`
+    refuses a model that has another one: weights of many variants have the same names and shapes. Networks of the
+    benchmark have it.
 
     The file is replaced atomically. Tensors that the model has under several names are saved once, as
     ``safetensors.torch.save_model`` does. Needs safetensors.
@@ -278,7 +282,7 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         The model. If it is itself a norm layer, its replacement.
 
     Raises:
-        ValueError: If the file has no norm spec, or one that does not fit the model.
+        ValueError: If the file has no norm spec, one that does not fit the model, or another architecture.
         RuntimeError: If the weights do not fit the model.
 
     Example:
@@ -297,6 +301,8 @@ def load_model(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
             f"load_model: {path} has no norm spec, so that the norms of its model are unknown. If they are those of "
             f"this model, load it with safetensors.torch.load_model(model, path)."
         )
+    if difference := architecture_difference(model, Path(path)):
+        raise ValueError(f"load_model: {path}: {difference}.")
     model = apply_norm_spec(model, spec)
     tensors = safetensors.torch.load_file(path)
     # All names of shared tensors, since batch norm takes a missing batch counter for one of an old release, and adds 0.
@@ -323,7 +329,9 @@ def file_metadata(model: nn.Module) -> dict[str, str]:
     """
     marks = {name: mark for name, module in model.named_modules() if (mark := stale_moments(module))}
     stale = {name: {"signal": mark.signal, "batches": mark.batches} for name, mark in marks.items()}
-    stored = {_SPEC: norm_spec(model), **({_STALE: stale} if stale else {})}
+    stored: dict[str, Any] = {_SPEC: norm_spec(model), **({_STALE: stale} if stale else {})}
+    if isinstance(getattr(model, "architecture", None), str):
+        stored[_ARCHITECTURE] = model.architecture
     return {"format": "pt", _VERSION: __version__, **{key: json.dumps(value) for key, value in stored.items()}}
 
 
@@ -350,12 +358,21 @@ def sort_metadata(file: BinaryIO) -> None:
 
 
 def differences_from_file(model: nn.Module, path: Path) -> str:
-    """Return how the norms of a model differ from those in a file; empty if they do not, or the file has no spec."""
+    """Return how a model differs from what a file says; empty if it does not, or the file says nothing."""
     spec = _stored(path, _SPEC)
-    return "" if spec is None else "; ".join(spec_differences(model, spec)[:3])
+    norms = "" if spec is None else "; ".join(spec_differences(model, spec)[:3])
+    return architecture_difference(model, path) or norms
 
 
-def _stored(path: Path, key: str) -> dict[str, Any] | None:
+def architecture_difference(model: nn.Module, path: Path) -> str:
+    """Return how the architecture of a model differs from that in a file; empty if one of them has no name."""
+    there, here = _stored(path, _ARCHITECTURE), getattr(model, "architecture", None)
+    if there is None or not isinstance(here, str) or there == here:
+        return ""
+    return f"the weights are of {there!r}, and the model is {here!r}"
+
+
+def _stored(path: Path, key: str) -> Any:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:

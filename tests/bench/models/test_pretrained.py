@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import pickle
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import contnorm as cn
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig
 from contnorm.bench.models import pretrained
@@ -267,3 +269,18 @@ def test_user_networks_load_weights(tmp_path: Path) -> None:
     own = network.state_dict()
     assert torch.equal(own["0.weight"], trained["0.weight"]) and own["3.weight"].shape == (8, 36)
     assert read_weights(path).keys() == own.keys()
+
+
+@pytest.mark.parametrize("there", ["resnet50, stem=pool", "resnet50-v1.5, stem=plain"])
+def test_weights_of_another_variant_are_refused(there: str, tmp_path: Path) -> None:
+    """Weights of a ResNet-50 with the stride in its 1x1 convolutions, or another stem, have the same shapes."""
+    network: Any = made(name="resnet50")
+    path = tmp_path / "weights.safetensors"
+    cn.save_model(network, path)
+    assert same(made(name="resnet50", weights=path), network.state_dict())
+    network.architecture = there
+    cn.save_model(network, path)
+    words = re.escape(f"{there!r}, and the model is 'resnet50-v1.5, stem=pool'")
+    for load in (partial(made, name="resnet50", weights=path), partial(cn.load_model, made(name="resnet50"), path)):
+        with pytest.raises((ValueError, UserError), match=words):
+            load()

@@ -26,6 +26,7 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, width: int, norm: NormMaker) -> None:
         super().__init__()
+        self.architecture = "mlp"
         self.fc1, self.norm1 = nn.Linear(inputs, width), norm(width)
         self.fc2, self.norm2 = nn.Linear(width, width), norm(width)
         self.head = nn.Linear(width, outputs)
@@ -117,6 +118,8 @@ class DeepResNet(nn.Module):
     ) -> None:
         super().__init__()
         block, numbers = DEPTHS[name]
+        # What shapes of weights do not tell: the place of the stride in bottlenecks (v1.5), and the stem.
+        self.architecture = f"{name}{'-v1.5' if block is _Bottleneck else ''}, stem={stem}"
         self.conv1, self.bn1 = Convolution(channels, width, 7, 2, 3, bias=False), norm(width)
         self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1) if stem == "pool" else nn.Identity()
         before = width
@@ -170,6 +173,7 @@ class ResNet18(nn.Module):
         self, channels: int, outputs: int, width: int, norm: NormMaker, stem: Literal["pool", "plain"] = "pool"
     ) -> None:
         super().__init__()
+        self.architecture = f"resnet18, stem={stem}"
         self.conv, self.norm = Convolution(channels, width, 3, 1, 1, bias=False), norm(width)
         self.pool: nn.Module = nn.MaxPool2d(3, 2, 1) if stem == "pool" else nn.Identity()
         blocks: list[nn.Module] = []

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from contnorm.bench.config.schema import ModelConfig
 from contnorm.detect import detect_norm
 from contnorm.errors import UserError, unknown, usable
+from contnorm.spec import architecture_difference
 
 PREFIXES = ("module.", "model.", "backbone.", "_orig_mod.")  # put in front by wrappers and by training code
 BASE = "https://download.pytorch.org/models/"
@@ -62,9 +63,11 @@ def load_pretrained(network: nn.Module, config: ModelConfig) -> None:
             f"{config.weights_hash}, and is {now} now). Restore the file to resume the run."
         )
     path = locate_weights(config.weights, config.name)
-    state = network.state_dict()
+    weights, state = read_weights(path), network.state_dict()
+    if _is_safetensors(path) and (difference := architecture_difference(network, path)):
+        raise UserError(f"{path}: {difference}. Set model.name and model.stem to those of the weights.")
     loaded: dict[str, Tensor] = {}
-    for key, tensor in read_weights(path).items():
+    for key, tensor in weights.items():
         name = key
         while name not in state and (prefix := next((p for p in PREFIXES if name.startswith(p)), None)):
             name = name.removeprefix(prefix)
@@ -137,14 +140,12 @@ def locate_weights(weights: str, model: str) -> Path:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a file; a file that contains code is rejected."""
-    with path.open("rb") as file:
-        is_safetensors = file.read(9)[8:] == b"{"  # 8 bytes of length, then a JSON header
     problem = "is not a safetensors or torch file of weights alone"
     advice = "Save weights with safetensors.torch.save_file(model.state_dict(), path)."
     with usable(path, problem, advice, SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError):
         content: Any = (
             load_file(path)
-            if is_safetensors
+            if _is_safetensors(path)
             else torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         )
     for key in ("state_dict", "model_state_dict", "model"):  # a training checkpoint holds weights and other state
@@ -152,6 +153,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             content = content[key]
     named = content.items() if isinstance(content, Mapping) else ()
     return {name: t for name, t in named if isinstance(name, str) and isinstance(t, Tensor)}
+
+
+def _is_safetensors(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"  # 8 bytes of length, then a JSON header
 
 
 def _published(weights: str, model: str) -> str | None:
