@@ -94,6 +94,12 @@ def resolve_groups(num_groups: int | str, channels: int, rank: int) -> int:
     return num_groups
 
 
+def check_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...]) -> int | str:
+    """Check the number of groups at construction; ``"auto"`` is kept if it depends on the rank of the input."""
+    resolved = {resolve_groups(num_groups, channels, rank) for rank in ranks}
+    return resolved.pop() if len(resolved) == 1 else num_groups
+
+
 def check_group_size(x: Tensor, num_groups: int) -> None:
     """Raise if a group has a single value, which always normalizes to zero."""
     if x.numel() == x.shape[0] * num_groups and x.numel():
@@ -118,17 +124,16 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _has_float64(device: torch.device) -> bool:
-    return device.type != "mps"
+WITHOUT_FLOAT64 = ("mps",)  # types of devices
 
 
 def widest(x: Tensor) -> Tensor:
     """Return a tensor in float64; in float32 on a device without float64, such as Apple's MPS."""
-    return x.double() if _has_float64(x.device) else x.float()
+    return x.float() if x.device.type in WITHOUT_FLOAT64 else x.double()
 
 
 def in_float64(x: Tensor) -> Tensor:
     """Return a tensor in float64, or complex128; on the CPU if its device has no float64. For small tensors."""
-    if not _has_float64(x.device):
+    if x.device.type in WITHOUT_FLOAT64:
         x = x.cpu()
     return x.to(torch.complex128 if x.is_complex() else torch.float64)

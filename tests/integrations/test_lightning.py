@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 
 import contnorm as cn
 from contnorm.integrations.lightning import SPEC_KEY, FreezeMoments, NormEffect, ReestimateMoments, SyncNorms
-from contnorm.moments.freeze import is_frozen
+from contnorm.moments.freeze import stats_state
 from tests.integrations.lightning_training import Net, Recorder, data, loader, quiet_trainer, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # advice about workers, loggers and numbers of steps
@@ -34,7 +34,7 @@ def moments_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def frozen_layers(module: nn.Module) -> list[bool]:
-    return [is_frozen(layer) for layer in module.modules() if hasattr(layer, "running_mean")]
+    return [not stats_state(layer)[1] for layer in module.modules() if hasattr(layer, "running_mean")]
 
 
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from contnorm.bench.config.schema import json_schema
 from contnorm.bench.models.user_norms import own_norm_settings
-from contnorm.bench.strategies import STRATEGIES, settings_owner
+from contnorm.bench.strategies import STRATEGIES, strategy_class
 from contnorm.registry import NORMS
 from tools.reference.markdown import code, notice, table
 
@@ -53,7 +53,7 @@ A norm takes the arguments of its layer as settings, such as `--set norm.eps=0.0
 def _own_strategy_settings() -> Iterator[tuple[str, ...]]:
     for name, spec in STRATEGIES.items():
         if spec.own_settings:
-            meanings = _attributes(inspect.getdoc(getattr(settings_owner(name), "Settings", None)) or "")
+            meanings = _attributes(inspect.getdoc(getattr(strategy_class(name), "Settings", None)) or "")
             for setting, default in spec.own_settings.items():
                 yield code(f"strategy.{setting}"), code(name), code(default), meanings[setting]
 

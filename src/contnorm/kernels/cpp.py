@@ -106,7 +106,8 @@ def auto_selects(x: Tensor) -> bool:
     """Whether ``auto`` selects the kernel: for large inputs on a CPU, if nothing traces the operators."""
     return (
         x.device.type == "cpu"
-        and _can_run(x)  # before the size, which an exporter would take as a limit of the batch
+        and is_plain(x)  # before the size, which an exporter would take as a limit of the batch
+        and is_untraced()
         and x.numel() >= SMALLEST
         and unsupported_reason(x) is None  # last, because it may compile the kernel
     )

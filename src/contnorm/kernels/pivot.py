@@ -30,17 +30,17 @@ def per_channel(table: Tensor, rank: int) -> Tensor:
     return rows.reshape(rows.shape + (1,) * (rank - 2))
 
 
-def _samples(x: Tensor) -> Tensor:
+def _samples(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the first, middle and last value of each row, (N, C, 3), without gradient; (N, C, 1) for (N, C) input."""
     wide = x.detach()
     if x.dim() == 2:
-        return wide.to(statistics_dtype(x)).unsqueeze(2)
+        return wide.to(dtype).unsqueeze(2)
     corners = []
     for part in (0.0, 0.5, 1.0):
         table = wide
         for _ in range(x.dim() - 2):
             table = table.select(-1, int(part * (table.shape[-1] - 1)))
-        corners.append(table.to(statistics_dtype(x)))  # cast first: autocast does not stack other dtypes
+        corners.append(table.to(dtype))  # cast first: autocast does not stack other dtypes
     return torch.stack(corners, 2)
 
 
@@ -52,7 +52,7 @@ def _median(table: Tensor) -> Tensor:
 def slab_pivot(x: Tensor, num_groups: int) -> Tensor:
     """Return the pivot of each slab (one sample, one group), repeated over the group's channels: (N, C)."""
     n, c = x.shape[:2]
-    middle = _median(_samples(x).reshape(n, num_groups, -1))
+    middle = _median(_samples(x, statistics_dtype(x)).reshape(n, num_groups, -1))
     return middle.unsqueeze(2).expand(n, num_groups, c // num_groups).reshape(n, c)
 
 
@@ -63,9 +63,9 @@ def subtract_slab_pivot(x: Tensor, num_groups: int) -> Tensor:
 
 def channel_pivot(x: Tensor) -> Tensor:
     """Return the pivot of each channel: (C,)."""
-    return _median(_samples(x).transpose(0, 1).flatten(1))
+    return _median(_samples(x, statistics_dtype(x)).transpose(0, 1).flatten(1))
 
 
 def row_pivot(x: Tensor) -> Tensor:
     """Return the pivot of each row: (N, C)."""
-    return _median(_samples(x))
+    return _median(_samples(x, statistics_dtype(x)))

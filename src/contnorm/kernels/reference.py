@@ -18,7 +18,7 @@ from torch import Tensor
 
 from contnorm.checks import statistics_dtype
 from contnorm.kernels import Order
-from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot, subtract_slab_pivot
+from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
 
 
 class BatchMoments(NamedTuple):
@@ -89,7 +89,7 @@ def train(
     batch_moments: BatchMoments | None
     if order == "gn_bn":
         if pivot:
-            signal = subtract_slab_pivot(x, num_groups)
+            signal = signal - per_channel(slab_pivot(x, num_groups), x.dim())
         grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
         y, batch_moments = batch_step(grouped, weight, bias, eps, moments)
     else:
@@ -122,7 +122,7 @@ def evaluate(
     first_weight, first_bias = (weight, bias) if tied else (None, None)
     if order == "gn_bn":
         if pivot:
-            signal = subtract_slab_pivot(x, num_groups)
+            signal = signal - per_channel(slab_pivot(x, num_groups), x.dim())
         grouped = group_norm_in_layout(signal, num_groups, first_weight, first_bias, eps)
         y = F.batch_norm(grouped, mean, var, weight_or_ones(weight, bias), bias, False, 0.0, eps)
     else:

@@ -235,16 +235,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def is_frozen(module: nn.Module) -> bool:
-    """Whether training does not update the running moments of a layer.
-
-    Example:
-        >>> is_frozen(freeze_stats(nn.BatchNorm1d(2)))
-        True
-    """
-    return not stats_state(module)[1]
-
-
 def stats_state(module: nn.Module) -> StatsState:
     """Return what a layer normalizes with, and whether training updates its moments.
 

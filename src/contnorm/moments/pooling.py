@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, cast
@@ -19,7 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from contnorm.checks import in_float64, widest
 from contnorm.detect import DetectedNorm, UnsupportedNorm, detect_norm, holds_moments
-from contnorm.moments.freeze import is_frozen
+from contnorm.moments.freeze import stats_state
 from contnorm.norms.base import MomentNorm, channel_moments, unbiased
 from contnorm.registry import NORMS
 
@@ -74,28 +74,26 @@ def moment_layers(model: nn.Module, frozen: Frozen = "raise") -> dict[str, nn.Mo
             continue
         if isinstance(detected, DetectedNorm) and (detected.constant or not NORMS[detected.norm].keeps_moments):
             continue
-        if reason := _obstacle(module, detected):
+        has_own = hasattr(module, "batch_moments") or type(module) in _TORCH_CLASSES
+        reason = ""
+        if isinstance(detected, UnsupportedNorm):
+            reason = detected.reason
+        elif NORMS[detected.norm].layers and not has_own:
+            reason = "its class does not define batch_moments(x), the mean and biased variance that an input adds"
+        elif not holds_moments(module):
+            reason = "it has no moments and normalizes with the batch; convert it with track_running_stats=True"
+        if reason:
             raise ValueError(f"reestimate: layer {name!r} ({type(module).__name__}): {reason}.")
-        if is_frozen(module) and frozen == "raise":
+        is_frozen = not stats_state(module)[1]
+        if is_frozen and frozen == "raise":
             raise ValueError(
                 f"reestimate: layer {name!r} ({type(module).__name__}): its moments are frozen. Call "
                 f"contnorm.freeze_stats(model, False), or unfreeze_norms(model), first; reestimate also takes "
                 f"frozen='lift' to set them too and frozen='keep' to leave them."
             )
-        if frozen != "keep" or not is_frozen(module):
+        if frozen != "keep" or not is_frozen:
             layers[name] = module
     return layers
-
-
-def _obstacle(module: nn.Module, detected: DetectedNorm | UnsupportedNorm) -> str:
-    """Return why the moments of a layer can't be computed from its input; empty if they can."""
-    if isinstance(detected, UnsupportedNorm):
-        return detected.reason
-    if NORMS[detected.norm].layers and not hasattr(module, "batch_moments") and type(module) not in _TORCH_CLASSES:
-        return "its class does not define batch_moments(x), the mean and biased variance that an input adds to them"
-    if not holds_moments(module):
-        return "it has no moments and normalizes with the batch; convert it with track_running_stats=True"
-    return ""
 
 
 def keeps_moments(model: nn.Module) -> bool:
@@ -217,18 +215,14 @@ class Meetings:
     with `NoLockstepError`. So all processes meet the same number of times, and none waits for another.
 
     Args:
-        group: The process group; None for this process alone.
+        group: The process group.
     """
 
     def __init__(self, group: Any) -> None:
-        self.group = group
-        self.size = 1 if group is None else dist.get_world_size(group)
-        self._open = group is not None
+        self.group, self.size, self._open = group, dist.get_world_size(group), True
 
     def pool(self, name: str, pool: PooledMoments) -> PooledMoments:
         """Merge the moments of a layer over the processes, in their order."""
-        if self.group is None:
-            return pool
         merged = PooledMoments()
         for other in self._meet("at", name, replace(pool, mean=pool.mean.cpu(), squares=pool.squares.cpu())):
             merged.merge(other)
@@ -260,6 +254,11 @@ class Meetings:
         elif isinstance(error, Exception):
             with suppress(RuntimeError):  # this process raises its own error
                 self._meet("failed", f"{type(error).__name__}: {error}")
+
+
+def meetings_of(group: Any) -> AbstractContextManager[Meetings | None]:
+    """Return the meetings of a process group; a context without any if there is none."""
+    return nullcontext() if group is None else Meetings(group)
 
 
 # --- moments of several models --------------------------------------------------------------------------------------

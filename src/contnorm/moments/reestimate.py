@@ -42,6 +42,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
+from contnorm.detect import holds_moments
 from contnorm.moments.freeze import evaluation_mode, frozen_stats, set_stale, stale_moments, stats_mode, stats_state
 from contnorm.moments.pooling import (
     Frozen,
@@ -51,6 +52,7 @@ from contnorm.moments.pooling import (
     PooledMoments,
     WeightGroups,
     group_by_weight,
+    meetings_of,
     moment_layers,
     read_moments,
     write_moments,
@@ -206,12 +208,15 @@ def reestimate(
             undo.callback(set_stale, layer, marks[name])
             set_stale(layer, None)
         with torch.no_grad(), evaluation_mode(model), ExitStack() as stack:
-            stack.enter_context(stats_mode(model, only=lambda name, module: stats_state(module)[0] == "batch"))
-            for module in model.modules():  # they normalize instances, as in training
+            for module in model.modules():
+                if holds_moments(module) and stats_state(module)[0] == "batch":
+                    stack.enter_context(stats_mode(module))
                 if isinstance(module, _InstanceNorm) and module.track_running_stats:
-                    stack.enter_context(frozen_stats(module))
+                    stack.enter_context(frozen_stats(module))  # it normalizes instances, as in training
                     module.training = True
             pools = measurement.exact(batches) if exact else measurement.approximate(batches)
+        if not pools:
+            raise ValueError("reestimate: no data reached a norm layer with running moments. Give batches of samples.")
         write_moments(layers, {name: pool.moments(layers[name]) for name, pool in pools.items()}, finite=True)
         undo.pop_all()
     for name in layers.keys() - pools.keys():
@@ -307,19 +312,26 @@ class _Measurement:
         self, model: nn.Module, layers: dict[str, nn.Module], run: Call, weights: Weights | None, group: Any
     ) -> None:
         self.model, self.layers, self.run, self.weights, self.group = model, layers, run, weights, group
-        self.meetings = Meetings(None)
+        self.meetings: Meetings | None = None
         self.pools: dict[str, PooledMoments] = {}
 
     def exact(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
         """Measure all layers in one sweep; where that is not possible, in a pass for each call of a layer."""
+        streamed = isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset)
+        count = -1 if streamed else length_hint(batches, -1)  # the length of a stream is a rough one
         try:
-            with Meetings(self.group) as self.meetings:
-                self._sweep(batches)
+            with meetings_of(self.group) as self.meetings:
+                if count < 0 or (count > 1 and count * torch.get_num_threads() > MOST_THREADS):
+                    raise NoLockstepError
+                if held := list(batches):
+                    processes = 1 if self.meetings is None else self.meetings.size
+                    lockstep = Lockstep(self.model, self.layers, self.run, self._settle, processes)
+                    lockstep.measure(held, [self._groups(batch) for batch in held])
         except (NoLockstepError, torch.OutOfMemoryError):
             self.pools = {}
-            with Meetings(self.group) as self.meetings:
+            with meetings_of(self.group) as self.meetings:
                 self._run_passes(batches)
-        return self._measured()
+        return self.pools
 
     def approximate(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
         """Pool the inputs of all layers in one pass, in which each batch is normalized with its own moments."""
@@ -337,29 +349,14 @@ class _Measurement:
                 write_moments(self.layers, {name: own.moments(layer, normalizing=True)})
             pools.setdefault(name, PooledMoments()).merge(own)
 
-        with Meetings(self.group) as self.meetings:
+        with meetings_of(self.group) as self.meetings:
             for batch in batches:
                 groups = self._groups(batch)
                 if groups is None or any(weight for weight, _ in groups):  # a batch without weight adds nothing
                     self._run(batch, self.layers, add)
             for name, pool in pools.items():
                 self.pools[name] = self._merged(name, pool)
-        return self._measured()
-
-    def _measured(self) -> dict[str, PooledMoments]:
-        if not self.pools:
-            raise ValueError("reestimate: no data reached a norm layer with running moments. Give batches of samples.")
         return self.pools
-
-    def _sweep(self, batches: Iterable[Any]) -> None:
-        streamed = isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset)
-        count = -1 if streamed else length_hint(batches, -1)  # the length of a stream is a rough one
-        if count < 0 or (count > 1 and count * torch.get_num_threads() > MOST_THREADS):
-            raise NoLockstepError
-        held = list(batches)
-        if held:
-            lockstep = Lockstep(self.model, self.layers, self.run, self._settle, self.meetings.size)
-            lockstep.measure(held, [self._groups(batch) for batch in held])
 
     def _run_passes(self, batches: Iterable[Any]) -> None:
         calls: list[str] = []  # the layers in the order of their calls, of the first batch
@@ -408,7 +405,7 @@ class _Measurement:
         write_moments(self.layers, {name: pool.moments(self.layers[name], normalizing=True)}, finite=True)
 
     def _merged(self, name: str, pool: PooledMoments) -> PooledMoments:
-        pool = self.meetings.pool(name, pool)
+        pool = pool if self.meetings is None else self.meetings.pool(name, pool)
         if pool.count < 2:
             values = "one value" if pool.count else "no value"
             raise ValueError(

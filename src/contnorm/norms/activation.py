@@ -30,10 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.checks import check_eps, check_group_size, check_input, resolve_groups, statistics_dtype
+from contnorm.checks import check_eps, check_group_size, check_groups, check_input, resolve_groups, statistics_dtype
 from contnorm.kernels.pivot import per_channel
 from contnorm.norms.base import NormLayer, empty_like_input, has_one_position
-from contnorm.norms.group import check_groups
 
 
 class ActivationNorm(NormLayer):

@@ -23,6 +23,7 @@ from torch import Tensor
 from contnorm.checks import (
     check_batch,
     check_group_size,
+    check_groups,
     check_input,
     check_residual,
     resolve_groups,
@@ -45,7 +46,6 @@ from contnorm.norms.base import (
     unbiased,
     update_moments,
 )
-from contnorm.norms.group import check_groups
 
 
 def continual_norm(
@@ -97,9 +97,10 @@ def continual_norm(
     """
     requested = resolve_kernel(kernel)
     closed_form = order == "gn_bn" and not tied  # of CN alone: the variants are computed as two steps
-    if requested in ("auto", "triton") and closed_form and not torch.compiler.is_compiling():
+    replay = eager.normalize
+    if replay is not None and requested in ("auto", "triton") and closed_form and not torch.compiler.is_compiling():
         # An input of a known signature has passed all checks below before.
-        replayed = eager.normalize(
+        replayed = replay(
             x, running_mean, running_var, weight, bias, training, momentum, eps, num_groups, relu, residual, num_batches
         )
         if replayed is not None:
@@ -149,7 +150,7 @@ def _select_kernel(chosen: Kernel, x: Tensor, groups: int, closed_form: bool, by
             raise ValueError(f"kernel={chosen!r} can't be used here: {reason}. Use kernel='auto'.")
     if chosen != "auto":
         return chosen
-    if fused.auto_selects(x, groups):
+    if x.is_cuda and fused.auto_selects(x, groups):
         return "triton"
     return "cpp" if compiled.auto_selects(x) else "pivoted" if by_batch else "analytic"
 

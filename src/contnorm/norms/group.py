@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.checks import check_eps, check_group_size, check_input, check_residual, resolve_groups
+from contnorm.checks import check_eps, check_group_size, check_groups, check_input, check_residual, resolve_groups
 from contnorm.kernels import resolve_kernel
 from contnorm.kernels.convolution import Convolution
 from contnorm.kernels.reference import add_residual_and_relu, group_norm_in_layout, in_statistics_dtype
@@ -145,12 +145,6 @@ class GroupNormBase(NormLayer):
         """Normalize the input; with ``residual`` and ``relu``, compute ``relu(norm(input) + residual)``."""
         self._check(input)
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, residual=residual, relu=relu)
-
-
-def check_groups(num_groups: int | str, channels: int, ranks: tuple[int, ...]) -> int | str:
-    """Check the number of groups at construction; ``"auto"`` is kept if it depends on the rank of the input."""
-    resolved = {resolve_groups(num_groups, channels, rank) for rank in ranks}
-    return resolved.pop() if len(resolved) == 1 else num_groups
 
 
 class _InstanceNorm(NormLayer):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from contnorm.bench.config.schema import StrategyConfig, from_dict
-from contnorm.bench.strategies import STRATEGIES, build_strategy, settings_owner
+from contnorm.bench.strategies import STRATEGIES, build_strategy, strategy_class
 from contnorm.bench.strategies.base import Batch, OutputMask, Single, check_loss, joined
 from contnorm.bench.strategies.derpp import DERpp
 from contnorm.bench.strategies.er import ER
@@ -214,4 +214,4 @@ def test_batches_are_joined_and_adjacent_slices_are_not_copied(kind: str) -> Non
 
 @pytest.mark.parametrize("name", [name for name, spec in STRATEGIES.items() if spec.own_settings])
 def test_own_settings_of_the_registry_are_those_of_the_class(name: str) -> None:
-    assert vars(settings_owner(name).Settings()) == STRATEGIES[name].own_settings  # type: ignore[attr-defined]
+    assert vars(strategy_class(name).Settings()) == STRATEGIES[name].own_settings

@@ -23,7 +23,7 @@ from contnorm.bench.components import Component, ComponentKind, components_of, i
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RUN_ARGUMENTS, flatten_settings, with_setting
 from contnorm.bench.engine.checkpoint import weights_path
-from contnorm.bench.engine.run import Event, Launcher, Run, RunOptions
+from contnorm.bench.engine.run import Launcher, Run, RunOptions
 from contnorm.bench.label_metrics import LABEL_SCORES
 from contnorm.bench.memories import Memory
 from contnorm.bench.metrics import SCORES
@@ -338,7 +338,13 @@ def run_experiments(
     for one in experiments:
         events = {seed: ended[replace(one, seed=seed)] for seed in seed_list}
         diverged = {seed: event.why for seed, event in events.items() if event.kind == "diverged"}
-        records = [_record(event, resolved) for seed, event in events.items() if seed not in diverged]
+        records = [
+            resolved.store.load_run(event.config, seed)
+            if event.kind == "recorded"
+            else make_record(event.config, seed, event.results, event.path)
+            for seed, event in events.items()
+            if seed not in diverged
+        ]
         if not records:
             results.append(DivergedError(" ".join(diverged.values())))
             continue
@@ -357,13 +363,6 @@ def run_experiments(
         objects = components_of(one.config)
         results.append(Result(records, diverged=diverged, stream=stream, weights=weights, objects=objects))
     return results
-
-
-def _record(event: Event, options: RunOptions) -> Record:
-    run = event.run
-    if event.kind == "recorded":
-        return options.store.load_run(run.config, run.seed)
-    return make_record(run.config, run.seed, event.results, event.path)
 
 
 def decide(

@@ -25,7 +25,7 @@ from contnorm.bench.config.schema import (
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.models.user_norms import norm_code, resolve_norm_options
-from contnorm.bench.strategies import ALIASES, STRATEGIES, settings_owner, strategy_defaults
+from contnorm.bench.strategies import ALIASES, STRATEGIES, strategy_class, strategy_defaults
 from contnorm.bench.streams.tasks import STREAMS, find_stream, stream_defaults
 from contnorm.errors import UserError, unknown
 from contnorm.registry import NormInfo, find_norm, numbered_name
@@ -77,7 +77,8 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
                 find_component(kind, name)  # of a plugin
             groups[kind] = replace(groups[kind], code=code_hash(kind, name, groups[kind].code))
         elif kind != "model":
-            own = resolve_options(kind, groups[kind], settings_owner(name) if kind == "strategy" else None)
+            has_own = kind == "strategy" and STRATEGIES[name].own_settings  # others need no module that imports torch
+            own = resolve_options(kind, groups[kind], strategy_class(name) if has_own else None)
             groups[kind] = replace(groups[kind], options=own)
     if groups["memory"].kind not in MEMORIES and not is_user_code(groups["memory"].kind):
         known = [component.name for component in components("memory")]

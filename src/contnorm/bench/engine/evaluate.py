@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from contnorm.bench.data.dataset import MultiLabelSource
 from contnorm.bench.engine.trainer import Trainer
@@ -75,7 +76,8 @@ def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
     if keeps_moments(trainer.model):
         if settings.moments == "oracle" or settings.drift:
             items = torch.nonzero(trainer.data.train.task <= task).squeeze(1)  # of all training data so far
-            with reestimate(trainer.model, ItemBatches(trainer, items, torch.ones(len(items))), frozen="lift") as done:
+            batches = ItemBatches(trainer, items)
+            with reestimate(trainer.model, batches, call=nn.Module.__call__, frozen="lift") as done:
                 drift = {
                     name: {
                         "mean": float((m.old_mean - m.new_mean).abs().sum()),
@@ -175,25 +177,25 @@ def evaluation_batch(trainer: Trainer) -> int:
 
 
 class ItemBatches:
-    """Batches of images of items, without augmentation, and one value of each; can be iterated repeatedly.
+    """Batches of images of items, without augmentation; can be iterated repeatedly.
 
     Args:
         trainer: The run.
         items: The items.
-        values: Tensor of values, such as labels or weights.
+        values: One value of each item, such as labels or weights; batches are then pairs of images and values.
         test: Whether they are items of the test samples.
     """
 
-    def __init__(self, trainer: Trainer, items: Tensor, values: Tensor, test: bool = False) -> None:
+    def __init__(self, trainer: Trainer, items: Tensor, values: Tensor | None = None, test: bool = False) -> None:
         self.images = trainer.data.test_x if test else trainer.data.train_x
         self.items, self.values, self.size = items, values, evaluation_batch(trainer)
 
     def __len__(self) -> int:
         return max(1, -(-len(self.items) // self.size))  # torch.split of no items has one empty part
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for part, values in zip(torch.split(self.items, self.size), torch.split(self.values, self.size), strict=True):
-            yield self.images(part), values
+    def __iter__(self) -> Iterator[Any]:
+        images = map(self.images, torch.split(self.items, self.size))
+        return images if self.values is None else zip(images, torch.split(self.values, self.size), strict=True)
 
 
 def task_batches(trainer: Trainer, task: int, *, test: bool = False) -> ItemBatches:
@@ -210,9 +212,12 @@ def memory_moments(trainer: Trainer, task: int) -> Reestimated:
     """
     items = stored_items(trainer.plan, trainer.plan.ends[task])
     weights = sample_weights(trainer.config, trainer.plan, trainer.data.sequence.train.task[items], task)
-    batches = ItemBatches(trainer, torch.from_numpy(items).to(trainer.device), torch.from_numpy(weights))
     plain = trainer.config.evaluate.weights == "plain"
-    return reestimate(trainer.model, batches, weights=None if plain else lambda batch: batch[1], frozen="lift")
+    values = None if plain else torch.from_numpy(weights)
+    batches = ItemBatches(trainer, torch.from_numpy(items).to(trainer.device), values)
+    if plain:
+        return reestimate(trainer.model, batches, call=nn.Module.__call__, frozen="lift")
+    return reestimate(trainer.model, batches, weights=itemgetter(1), frozen="lift")
 
 
 def classes_of(trainer: Trainer, x: Tensor, task: int) -> Tensor:

@@ -142,9 +142,17 @@ class _Group:
 
     def steps(self, task: int, steps: int, stop: Callable[[], bool]) -> list[Event]:
         """Do some steps of a task."""
-        started = time.perf_counter()
-        # Steps of a graph are queued long before the device executes them: ``stop`` is called after them.
-        losses = self._train(steps, stop) if self.graph is None else self.graph.advance(steps)
+        started = last_check = time.perf_counter()
+        losses: Sequence[float | torch.Tensor] = [math.nan] * len(self.lanes)
+        if self.graph is not None:  # steps are queued long before the device executes them: ``stop`` is called later
+            losses = self.graph.advance(steps)
+        for _ in range(steps if self.graph is None else 0):
+            losses = [lane.trainer.step() for lane in self.lanes]
+            if time.perf_counter() - last_check > ASK_EVERY:  # for slow steps only: the caller asks after fast ones
+                last_check = time.perf_counter()
+                if stop():
+                    break
+        losses = [float(loss) for loss in losses]
         share = (time.perf_counter() - started) / len(self.lanes)
         events = []
         for lane, loss in zip(self.lanes, losses, strict=True):
@@ -158,18 +166,6 @@ class _Group:
                 last = lane.trainer.plan.steps[lane.trainer.done - 1]
                 events.append(lane.diverged(f"the loss is {loss}", last.task))
         return self._keep(events)
-
-    def _train(self, steps: int, stop: Callable[[], bool]) -> list[float]:
-        """Do steps one after the other; returns the last loss of each lane."""
-        last_check, losses = time.monotonic(), [torch.empty(())] * len(self.lanes)
-        for _ in range(steps):
-            for number, lane in enumerate(self.lanes):
-                losses[number] = lane.trainer.step()
-            if time.monotonic() - last_check > ASK_EVERY:  # for slow steps only: the caller asks after fast ones
-                last_check = time.monotonic()
-                if stop():
-                    break
-        return [float(loss) for loss in losses]
 
     def end(self, task: int) -> list[Event]:
         """Call the hooks after a task. Drops lanes with weights that are not finite, which the last loss can't show."""

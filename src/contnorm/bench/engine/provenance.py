@@ -65,13 +65,6 @@ def numerics(config: TrainConfig, threads: int = 1) -> Iterator[None]:
             deterministic.fill_uninitialized_memory = old_fill
 
 
-def device_name(device: torch.device) -> str:
-    """Return the name of the GPU or CPU. Results depend on it slightly, times strongly."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()
-
-
 def cpu_circumstances(config: RunConfig) -> dict[str, Any]:
     """Return what the bits of a run on a CPU depend on: torch's instruction set, such as AVX2, and the kernel of CN.
 
@@ -107,6 +100,7 @@ def provenance(
         details = {"images": images, **counts}
     else:
         details = dict(source.details)
+    on_gpu = device.type == "cuda"
     shared_weights = any(part.kind == "model" and isinstance(part.target, nn.Module) for part in parts)
     return {
         **({"initial_weights": "those of the given module, for all seeds"} if shared_weights else {}),
@@ -119,13 +113,13 @@ def provenance(
         },
         "device": {
             "kind": device.type,
-            "name": device_name(device),
+            "name": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
-            **(cpu_circumstances(config) if device.type == "cpu" else {}),
+            **({} if on_gpu else cpu_circumstances(config)),
         },
         "precision": config.train.precision,
         "deterministic": config.train.deterministic,
-        **({"convolutions": convolutions.digest} if convolutions else {}),
+        **({"convolutions": convolutions.digest} if convolutions.entries else {}),
         "source": {"name": source.name, "fingerprint": source.fingerprint, **details},
         "commit": package_commit(),
     }

@@ -153,7 +153,14 @@ class RunOptions:
                 raise UserError(f"devices={self.devices!r}: are GPUs of this machine. Use no launcher, and no device.")
             object.__setattr__(self, "devices", devices)
             object.__setattr__(self, "device", device)
-        find_device(self.device, remote)
+        if not isinstance(self.device, str) or not re.fullmatch(r"cpu|cuda(:\d{1,3})?", self.device):
+            raise UserError(f"device={self.device!r}: use cpu, cuda, or a GPU by its index, such as cuda:1.")
+        if self.on_gpu and not remote:
+            if not torch.cuda.is_available():
+                raise UserError(f"device={self.device!r}: torch sees no GPU here. Use cpu.")
+            there = torch.cuda.device_count()
+            if (self.torch_device.index or 0) >= there:
+                raise UserError(f"device={self.device!r}: torch sees {there} GPUs here.")
         object.__setattr__(self, "launcher", launcher)
 
     @property
@@ -192,24 +199,6 @@ class RunOptions:
             source: Source = stream(self.data_root).source
             return source
         return load_source(name, self.data_root, allow_missing=self.allow_missing)
-
-
-def find_device(name: str, remote: bool = False) -> torch.device:
-    """Return the device of a name; raises a `UserError` if the name is unknown or torch sees no such device.
-
-    Args:
-        name: ``"cpu"``, ``"cuda"``, or ``"cuda:1"`` and so on.
-        remote: Whether the device is one of another machine.
-    """
-    if not isinstance(name, str) or not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
-        raise UserError(f"device={name!r}: use cpu, cuda, or a GPU by its index, such as cuda:1.")
-    device = torch.device(name)
-    there = torch.cuda.device_count() if device.type == "cuda" and not remote else 0
-    if device.type == "cuda" and not remote and not torch.cuda.is_available():
-        raise UserError(f"device={name!r}: torch sees no GPU here. Use cpu.")
-    if not remote and device.index is not None and device.index >= there:
-        raise UserError(f"device={name!r}: torch sees {there} GPUs here.")
-    return device
 
 
 def list_devices(devices: Sequence[int] | str | int) -> tuple[int, ...]:

@@ -176,7 +176,7 @@ class Trainer:
         self._set_training_mode()
         self.optimizer.zero_grad()
         with self.seeded(f"step {self.done}"):
-            with using_table(self.convolutions):
+            with using_table(self.convolutions) if self.convolutions.entries else nullcontext():
                 with self.autocast():
                     if extra is not None:  # a batch for the norm layers alone
                         assert extra.replayed is not None

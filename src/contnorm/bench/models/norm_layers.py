@@ -182,17 +182,14 @@ def check_norms(model: nn.Module, name: str, norm: NormConfig) -> None:
 
 
 def _norm_layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {path: module for path, module in model.named_modules() if _normalizes(module)}
-
-
-def _normalizes(module: nn.Module) -> bool:
-    if hasattr(module, PART):
-        return False
-    if hasattr(module, _MARK) or detect_norm(module) is not None:  # marked: also the identity for norm "none"
-        return True
-    name = type(module).__name__
-    leaf = next(module.children(), None) is None
-    return leaf and _OTHER.search(name) is not None and _WEIGHTS.search(name) is None
+    layers = {}
+    for path, module in model.named_modules():
+        name, is_leaf = type(module).__name__, next(module.children(), None) is None
+        named_norm = is_leaf and _OTHER.search(name) is not None and _WEIGHTS.search(name) is None
+        is_norm = hasattr(module, _MARK) or detect_norm(module) is not None or named_norm
+        if is_norm and not hasattr(module, PART):  # marked: also the identity for norm "none"
+            layers[path] = module
+    return layers
 
 
 def _label(module: nn.Module) -> str:

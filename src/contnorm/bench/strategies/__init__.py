@@ -94,15 +94,6 @@ def strategy_class(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{module}"), class_name)
 
 
-def settings_owner(name: str) -> object:
-    """Return the class that declares the own settings of a built-in strategy; None if it has none.
-
-    The module of the class imports torch; strategies without own settings do not need it.
-    """
-    spec = STRATEGIES.get(name)
-    return None if spec is None or not spec.own_settings else strategy_class(name)
-
-
 def strategy_defaults(name: str) -> dict[str, Any]:
     """Default settings of a strategy, which override those of the stream, such as its kind of memory.
 

@@ -156,13 +156,9 @@ _state = "unused"  # then: building, active or unavailable
 _lock = threading.Lock()
 
 
-def _nothing(*_: Any) -> None:
-    """Answer for the extension while it is not loaded: Python takes over."""
-
-
 # Replays the forward pass of x, running mean and variance, weight, bias, training, momentum, eps, groups, relu,
-# residual and batch counter. Returns None if Python must take over.
-normalize: Callable[..., Tensor | None] = _nothing
+# residual and batch counter. Returns None if Python must take over. None while the extension is not loaded.
+normalize: Callable[..., Tensor | None] | None = None
 
 
 def is_active() -> bool:
@@ -182,7 +178,7 @@ def stop() -> None:
     global _extension, _driver, normalize, _state
     if _extension is not None:
         _extension.forget()
-    _extension, _driver, normalize, _state = None, None, _nothing, "unavailable"
+    _extension, _driver, normalize, _state = None, None, None, "unavailable"
 
 
 def activate() -> bool:

@@ -84,7 +84,8 @@ def is_untraced() -> bool:
     return (
         not torch.compiler.is_exporting()  # an exported program should not need custom operators
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        and not is_transformed()
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
     )
 
 
