@@ -26,13 +26,14 @@ OWN: dict[str, dict[str, Any]] = {
     "er-ace": {},
     "ewc": {"strength": 30.0, "gamma": 0.5, "fisher_samples": 20},
     "lwf": {"temperature": 3.0, "strength": 2.0},
+    "adapted lwf": {"temperature": 3.0, "strength": 2.0, "teacher_moments": "batch"},
 }
 
 
 def trainer_of(scenario: str, strategy: str) -> Trainer:
     values = {
         "stream": {**STREAMS[scenario], "source": "digits"},
-        "strategy": {"name": strategy, **OWN.get(strategy, {})},
+        "strategy": {"name": strategy.split()[-1], **OWN.get(strategy, {})},
         "norm": {"name": "bn"},
         "model": {"width": 20},
         "train": {"batch": 8, "replay": 6, "lr": 0.05},
@@ -145,6 +146,7 @@ class PlainEWC(PlainLoop):
 
 class PlainLwF(PlainLoop):
     old: nn.Module | None = None
+    adapts = False
 
     def step(self, step: Step, task: int) -> None:
         logits = self.run(step.stream)
@@ -164,8 +166,14 @@ class PlainLwF(PlainLoop):
         return [np.isin(np.arange(self.outputs), list(self.seen))]
 
     def end_task(self, task: int, items: list[int]) -> None:
-        self.old = copy.deepcopy(self.net).eval()
+        self.old = copy.deepcopy(self.net).train(self.adapts)
         self.seen |= set(self.labels(items).tolist())
+
+
+class PlainAdaptedLwF(PlainLwF):
+    """The old network in training mode, which is Teacher Adaptation in a network without dropout."""
+
+    adapts = True
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -173,14 +181,24 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize("scenario", STREAMS)
-@pytest.mark.parametrize("plain", [PlainERACE, PlainEWC, PlainLwF])
+@pytest.mark.parametrize("plain", [PlainERACE, PlainEWC, PlainLwF, PlainAdaptedLwF])
 def test_strategy_equals_a_plain_loop_in_float64(scenario: str, plain: type[PlainLoop]) -> None:
-    strategy = {PlainERACE: "er-ace", PlainEWC: "ewc", PlainLwF: "lwf"}[plain]
+    strategy = {PlainERACE: "er-ace", PlainEWC: "ewc", PlainLwF: "lwf", PlainAdaptedLwF: "adapted lwf"}[plain]
     trainer = trainer_of(scenario, strategy)
     expected = plain(trainer).train()
     fine_tuned = train(trainer_of(scenario, "single"))
     assert distance(train(trainer), expected) < 2e-5  # sums of 18 steps in float32
     assert distance(fine_tuned, expected) > 1e-2, "the strategy makes a difference"
+
+
+def test_moments_of_the_old_network_are_no_setting_at_their_default() -> None:
+    """The hash of a run without Teacher Adaptation is that of before the setting."""
+    plain, stated, adapted = (
+        resolve({"strategy": {"name": "lwf", **own}, "stream": {"source": "digits"}}, Path("data"))
+        for own in ({}, {"teacher_moments": "running"}, {"teacher_moments": "batch"})
+    )
+    assert dict(plain.strategy.options) == {"strength": 1.0, "temperature": 2.0}
+    assert plain.hash == stated.hash != adapted.hash
 
 
 def test_old_network_of_lwf_keeps_its_moments_while_it_distills() -> None:

@@ -396,7 +396,10 @@ def resolve_options(group: str, config: ComponentConfig, component: object) -> O
     if declared is None:
         return ()
     settings = _checked(_checker(declared), given, group)  # type: ignore[arg-type]
-    return tuple((name, getattr(settings, name)) for name in sorted(names))
+    # A setting that was added to a component is left out at its default, so that hashes of older runs stay.
+    added = {f.name: f.default for f in dataclasses.fields(declared) if "added" in f.metadata}
+    values = ((name, getattr(settings, name)) for name in sorted(names))
+    return tuple((name, value) for name, value in values if name not in added or value != added[name])
 
 
 @cache

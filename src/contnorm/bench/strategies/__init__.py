@@ -39,7 +39,7 @@ class StrategySpec:
     target: str
     summary: str
     aliases: tuple[str, ...] = ()
-    own_settings: Mapping[str, float] = field(default_factory=dict)
+    own_settings: Mapping[str, float | str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,7 +67,7 @@ _SPECS = (
         "lwf",
         "lwf:LwF",
         "learning without forgetting: distillation from the network before the task",
-        own_settings={"temperature": 2.0, "strength": 1.0},
+        own_settings={"temperature": 2.0, "strength": 1.0, "teacher_moments": "running"},
     ),
     StrategySpec(
         "prs",

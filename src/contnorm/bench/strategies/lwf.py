@@ -4,18 +4,22 @@ The old outputs of the network are trained to stay those of a copy from before t
 Old outputs are, in class-incremental learning, those of the classes of earlier tasks; in domain-incremental learning
 all; in task-incremental learning those of each earlier task, with a softmax for each and the sum of the losses.
 
-As in the paper, the old network is in evaluation mode: it uses its running moments and does not update them.
+As in the paper, the old network is in evaluation mode: it uses its running moments and does not update them. They are
+of earlier tasks, and the new samples do not have them. With Teacher Adaptation (Szatkowski et al., Adapt Your Teacher,
+WACV 2024), it normalizes with the moments of the batch and follows the new data: ``teacher_moments="batch"``.
 """
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from contnorm.bench.strategies.base import Batch, Model, OutputMask, Strategy, TaskData, TaskInfo, forward
+from contnorm.moments.freeze import stats_mode
 
 
 class LwF(Strategy):
@@ -39,10 +43,13 @@ class LwF(Strategy):
         Attributes:
             temperature: Temperature of both softmax functions.
             strength: Weight of the distillation.
+            teacher_moments: Moments that the old network normalizes with: its running ones, or those of the batch
+                (Teacher Adaptation).
         """
 
         temperature: float = 2.0
         strength: float = 1.0
+        teacher_moments: Literal["running", "batch"] = field(default="running", metadata={"added": "0.3"})
 
         def __post_init__(self) -> None:
             if self.temperature <= 0 or self.strength < 0:
@@ -50,6 +57,8 @@ class LwF(Strategy):
 
     def setup(self) -> None:
         self.old = copy.deepcopy(self.model).eval().requires_grad_(False)
+        if self.settings.teacher_moments == "batch":
+            stats_mode(self.old, "batch")
         self.register_buffer("all_groups", torch.zeros_like(self.head.competing))
         self.group_count = 0  # none in the first task
 
