@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.reference import commands, datasets, errors, metrics, record, settings
+from tools.reference import commands, datasets, metrics, record, settings
 
 __all__ = ["FOLDER", "PAGES", "main"]
 
@@ -13,7 +13,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands.page,
     "datasets.md": datasets.page,
-    "errors.md": errors.page,
     "metrics.md": metrics.page,
     "record.md": record.page,
     "settings.md": settings.page,

@@ -10,14 +10,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import typer
 
 from contnorm.cli.main import COMMANDS, examples_of, load_command
+from tools.reference import errors
 from tools.reference.markdown import code, notice, table
 
 __all__ = ["page"]
 
 INTRODUCTION = """\
 `contnorm COMMAND --help` shows the same. Options that are marked as repeatable can be used several times. The
-[settings](settings.md) of a run can also be set with `--set`, and [exit codes and errors](errors.md) are the same for
-all commands."""
+[settings](settings.md) of a run can also be set with `--set`, and [exit codes and errors](#exit-codes-and-errors) are
+the same for all commands."""
 
 
 def page() -> str:
@@ -27,7 +28,7 @@ def page() -> str:
     lines += ["", "`contnorm --version` shows the version."]
     for name in COMMANDS:
         lines += ["", *_command(name)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", errors.section()])
 
 
 def _command(name: str) -> list[str]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import contnorm
-from tools.reference.markdown import code, notice, table
+from tools.reference.markdown import code, table
 
-__all__ = ["ADVICE", "EXIT_CODES", "INTERNAL", "exceptions", "page"]
+__all__ = ["ADVICE", "EXIT_CODES", "INTERNAL", "exceptions", "section"]
 
 INTRODUCTION = """\
 An error that you can mend is one line on stderr: what is wrong, the value, what is allowed, and what to do. Bad input
@@ -97,12 +97,11 @@ def _public_module(name: str, module: str) -> str:
     return next(exporting, module)
 
 
-def page() -> str:
-    """Exit codes, and exceptions with what to do."""
-    lines = ["# Exit codes and errors", "", INTRODUCTION, "", notice("the exceptions of the package")]
-    lines += ["", "## Exit codes", ""]
+def section() -> str:
+    """Exit codes, and exceptions with what to do, as a section of the page of commands."""
+    lines = ["## Exit codes and errors", "", INTRODUCTION, "", "### Exit codes", ""]
     lines += table(("code", "meaning", "what to do"), [(str(n), *texts) for n, texts in EXIT_CODES.items()])
-    lines += ["", "## Exceptions in Python", "", _PYTHON, ""]
+    lines += ["", "### Exceptions in Python", "", _PYTHON, ""]
     order = list(ADVICE)
     found = sorted((one for one in exceptions() if one.name not in INTERNAL), key=lambda one: order.index(one.name))
     rows = [

@@ -43,8 +43,8 @@ def page() -> str:
 
 _OWN = """\
 These strategies declare settings of their own, which are set like the others: `--set strategy.strength=5`. Those of a
-[strategy of yours](../howto/bring-your-own-strategy.md) or a [memory](../howto/bring-your-own-memory.md) are set in the
-same way."""
+[strategy of yours](../howto/bring-your-own-strategy.md) or a
+[memory](../howto/bring-your-own-strategy.md#bring-your-own-memory) are set in the same way."""
 _NORMS = """\
 A norm takes the arguments of its layer as settings, such as `--set norm.eps=0.001`, and so does a
 [norm of yours](../howto/bring-your-own-norm.md)."""

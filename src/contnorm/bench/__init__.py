@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from contnorm.bench.loggers import Logger
     from contnorm.bench.memories import BalancedReservoir, Memory, PartitioningReservoir, Reservoir, Ring
     from contnorm.bench.records import Record, Runs, load_runs
-    from contnorm.bench.registries import add_dataset, available, build_dataset, fetch_dataset, register
+    from contnorm.bench.registries import add_dataset, available, build_dataset, register
     from contnorm.bench.sequential import Verdict
     from contnorm.bench.strategies.base import Batch, Single, Strategy, forward, together
     from contnorm.bench.strategies.derpp import DERpp
@@ -74,7 +74,6 @@ __all__ = [
     "compare",
     "decide",
     "evaluate",
-    "fetch_dataset",
     "forward",
     "load_digits",
     "load_runs",
@@ -101,7 +100,7 @@ _MODULES = {  # below `contnorm.bench`, with their public names
     "loggers": "Logger",
     "memories": "BalancedReservoir Memory PartitioningReservoir Reservoir Ring",
     "records": "Record Runs load_runs",
-    "registries": "add_dataset available build_dataset fetch_dataset register",
+    "registries": "add_dataset available build_dataset register",
     "sequential": "Verdict",
     "strategies.base": "Batch Single Strategy forward together",
     "strategies.derpp": "DERpp",

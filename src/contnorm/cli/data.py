@@ -18,7 +18,7 @@ from contnorm import bench
 from contnorm.bench.data.dataset import SPLITS, Manifest, find_stored, list_stored, read_manifest
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
 from contnorm.bench.data.registry import ENVIRONMENT, FETCHABLE, SOURCES, SourceSpec, data_root, location_of
-from contnorm.bench.registries import Listing, streams_of_source
+from contnorm.bench.registries import Listing, fetch_dataset, streams_of_source
 from contnorm.cli.common import DataRoot, console, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown
 from contnorm.paper.recipe import find_recipe, recipe_names
@@ -98,7 +98,7 @@ def data(
     else:
         if fetch:
             with _bars(DownloadColumn()) as update:
-                bench.fetch_dataset(name, data_root, base=base, progress=update)
+                fetch_dataset(name, data_root, base=base, progress=update)
         if name:
             _show_data_set(name, data_root)
         else:

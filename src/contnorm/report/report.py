@@ -107,7 +107,7 @@ def write_report(report: Report, path: Location = "report.html") -> list[Path]:
     Args:
         report: The content, from `collect_report`.
         path: File whose name ends in ``.html`` (one page), ``.md`` (all in one file), or a folder for
-            ``comparison.md``, ``claims.md``, ``tables.md`` and ``runs.md``.
+            ``comparison.md`` (with all runs), ``claims.md`` and ``tables.md``.
 
     Returns:
         The files that were written.
@@ -122,7 +122,7 @@ def write_report(report: Report, path: Location = "report.html") -> list[Path]:
     else:
         pages: dict[str, list[str]] = {}
         for one in report.documents:
-            name = one.name if one.name in ("comparison", "claims", "runs") else "tables"
+            name = {"comparison": "comparison", "runs": "comparison", "claims": "claims"}.get(one.name, "tables")
             pages.setdefault(name, [f"{MADE}\n"]).append(markdown(one))
         texts = {target / f"{name}.md": "\n".join(parts) for name, parts in pages.items()}
     for file, text in texts.items():
