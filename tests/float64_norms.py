@@ -164,6 +164,16 @@ class Robust(Batch):
         return self.finish(x, *new, s), new
 
 
+class Hybrid(Batch):
+    """A mixture of the running and the batch moments with a share for each channel, before the running ones follow."""
+
+    def mixed(self, x: Array, old: tuple[Array, Array], share: float, s: Setting) -> tuple[Array, tuple[Array, Array]]:
+        a = 1 / (1 + np.exp(-s.extra["distribution_factor"]))
+        mean, var, count = channel_moments(x)
+        y = self.finish(x, (1 - a) * old[0] + a * mean, (1 - a) * old[1] + a * var, s)
+        return y, self.moved(old, (mean, self.stored(var, count)), share)
+
+
 class InstanceAware(Batch):
     """Unbiased variances of the batch and of each sample; one position gives no moments of a sample."""
 
@@ -267,6 +277,7 @@ FLOAT64_NORMS: dict[str, Batch | OfSamples] = {
     "bnt": Batch(),
     "iabn": InstanceAware(),
     "rbn": Robust(),
+    "hbn": Hybrid(),
     "evonorm_s0": EvoS0(),
     "frn": FilterResponse(),
     "gn_ws": OfSamples(),

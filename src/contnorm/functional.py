@@ -13,7 +13,7 @@ from contnorm.norms.base import dynamic_tanh
 from contnorm.norms.batch import batch_norm, batch_renorm
 from contnorm.norms.continual import continual_norm
 from contnorm.norms.group import group_norm, instance_norm, layer_norm
-from contnorm.norms.robust import instance_aware_batch_norm, robust_batch_norm
+from contnorm.norms.robust import hybrid_batch_norm, instance_aware_batch_norm, robust_batch_norm
 from contnorm.norms.switchable import switch_norm
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "evonorm_s0",
     "filter_response_norm",
     "group_norm",
+    "hybrid_batch_norm",
     "instance_aware_batch_norm",
     "instance_norm",
     "layer_norm",

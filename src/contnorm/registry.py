@@ -151,6 +151,10 @@ _BUILT_INS = (
         "Yuan et al., RoTTA, CVPR 2023", keeps_moments=True,
         cannot={"evaluation_uses_running_moments": "training stores the moments that it normalizes with, so evaluation "
             "of the same batch gives the same output"}),
+    NormInfo("hbn", "HBN", "robust:HybridBatchNorm",
+        "hybrid batch norm: normalizes with a learned mixture of running and batch moments",
+        "Chen et al., Hybrid Batch Normalisation, ICML 2025", keeps_moments=True,
+        cannot={"batch_norm_keys": "its shares of the batch are in no batch norm's checkpoint"}),
     NormInfo("evonorm_s0", "EvoNorm-S0", "activation:EvoNorm",
         "EvoNorm-S0: groups of each sample, with an activation that replaces the one that follows",
         "Liu et al., Evolving Normalization-Activation Layers, NeurIPS 2020", grouped=True, absorbs_activation=True,

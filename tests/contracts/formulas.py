@@ -19,7 +19,7 @@ def setting(layer: nn.Module) -> Setting:
     """Arguments of the formula of a layer."""
     extra = {
         name: f64(getattr(layer, name))
-        for name in ("mean_weight", "var_weight", "phi", "v", "tau", "alpha")
+        for name in ("mean_weight", "var_weight", "phi", "v", "tau", "alpha", "distribution_factor")
         if hasattr(layer, name)
     }
     if hasattr(layer, "k"):

@@ -204,3 +204,14 @@ def test_gradients_through_running_moments_that_are_updated(wraps: bool) -> None
     (checkpoint(layer, x, use_reentrant=False) if wraps else layer(x)).sum().backward()
     assert x.grad is not None and int(layer.num_batches_tracked) == 1
     torch.testing.assert_close(x.grad, expected[:, None, None].expand_as(x[0]).expand_as(x))
+
+
+@pytest.mark.parametrize("name", ["cn", "bn_gn", "sn", "iabn", "hbn"])
+def test_exports_for_any_batch_and_size_of_images(name: str) -> None:
+    """``torch.export`` takes the place of ``torch.jit.trace``, which is tied to the size of its example."""
+    model, dynamic = nn.Sequential(nn.Conv2d(3, CHANNELS, 3), make(NORMS[name])).eval(), torch.export.Dim.DYNAMIC
+    program = torch.export.export(
+        model, (torch.randn(4, 3, 9, 9),), dynamic_shapes=({0: dynamic, 2: dynamic, 3: dynamic},)
+    )
+    x = torch.randn(7, 3, 12, 11, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=1e-5)  # float32, another order of sums

@@ -1,4 +1,4 @@
-"""Instance-aware and robust batch normalization: the numbers of the authors' code, limits, and what is stored."""
+"""Instance-aware, robust and hybrid batch normalization: numbers of the authors' code, limits, what is stored."""
 
 import copy
 from typing import Any
@@ -173,3 +173,57 @@ def test_weight_of_zero_leaves_a_batch_with_nan_out() -> None:
     y = robust_batch_norm(x, mean, var, training=True, momentum=0.0)
     assert torch.equal(mean, torch.zeros(2)) and torch.equal(var, torch.ones(2))
     torch.testing.assert_close(y[1:], torch.full((3, 2), (1 + 1e-5) ** -0.5))
+
+
+# --- hybrid batch normalization ---------------------------------------------------------------------------------------
+
+HYBRID = {
+    "output": [
+        [1.8454415595, 4.4384827784, -0.6217910528, 0.4589610946],
+        [-0.3443412597, -0.0870206393, 0.9674701727, 0.9380046687],
+        [-0.1068360461, -0.5589700024, 1.2137435089, 0.8283680336],
+    ],
+    "gradient": [
+        [-1.0416467716, 0.3666477947, -2.003891496, -0.5613324262],
+        [0.0630859635, 1.1460829809, -0.647453956, 0.1514967323],
+        [0.1739940707, 1.5817612303, -0.4900888532, 0.4216672476],
+    ],
+    "evaluation": [
+        [12.9309928037, 3.7722666598, 0.029760623, -2.5685015079],
+        [2.0075749207, -1.1187563601, 0.6479790831, -0.1045696429],
+        [0.7989995807, -1.6698435996, 0.4688222625, 0.0544967339],
+    ],
+}
+
+
+def test_hbn_has_the_numbers_of_the_public_code() -> None:
+    """``MyBNtool.py`` of Hongyao-Chen/HybridBN at commit bd0d71f, run in float64, with moments measured before."""
+    layer: Any = cn.freeze_stats(cn.HybridBatchNorm2d(2).double())
+    values = {"weight": [1.5, -0.5], "bias": [0.25, 1.0], "distribution_factor": [0.7, -1.2]}
+    moments = {"running_mean": [0.5, -1.0], "running_var": [2.0, 3.0]}
+    layer.load_state_dict({name: torch.tensor(v) for name, v in (values | moments).items()}, strict=False)
+    shape = (3, 2, 2, 1)
+    x = wave(shape, 0.0).requires_grad_()
+    y = layer(x)
+    (y * wave(shape, 5.0)).sum().backward()
+    assert x.grad is not None and layer.running_mean.tolist() == moments["running_mean"]
+    for actual, expected in (
+        (y.flatten(1), HYBRID["output"]),
+        (x.grad.flatten(1), HYBRID["gradient"]),
+        (layer.distribution_factor.grad, [-11.8211376889, 2.4096604104]),
+        (layer.eval()(wave(shape, 2.0)).flatten(1), HYBRID["evaluation"]),
+    ):
+        torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_hbn_between_batch_norm_and_frozen_batch_norm() -> None:
+    """A share of 1 is batch norm, with its moments; a share of 0 normalizes with the running moments of before."""
+    x = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(4)) * 2 + 1
+    batch, layers = nn.BatchNorm2d(3), [cn.HybridBatchNorm2d(3) for _ in range(2)]
+    for layer, logit in zip(layers, (100.0, -100.0), strict=True):
+        nn.init.constant_(layer.distribution_factor, logit)
+    for _ in range(2):
+        expected = F.batch_norm(x, batch.running_mean, batch.running_var)  # before they follow this batch
+        torch.testing.assert_close([layer(x) for layer in layers], [batch(x), expected])
+    for layer in layers:
+        torch.testing.assert_close((layer.running_mean, layer.running_var), (batch.running_mean, batch.running_var))

@@ -36,10 +36,10 @@ def _samples(x: Tensor, dtype: torch.dtype) -> Tensor:
     if x.dim() == 2:
         return wide.to(dtype).unsqueeze(2)
     corners = []
-    for part in (0.0, 0.5, 1.0):
+    for halves in (0, 1, 2):
         table = wide
         for _ in range(x.dim() - 2):
-            table = table.select(-1, int(part * (table.shape[-1] - 1)))
+            table = table.select(-1, halves * (table.shape[-1] - 1) // 2)  # of integers, which exporters keep variable
         corners.append(table.to(dtype))  # cast first: autocast does not stack other dtypes
     return torch.stack(corners, 2)
 

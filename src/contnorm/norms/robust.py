@@ -1,6 +1,7 @@
-"""Batch norms that were proposed for adaptation at test time: instance-aware and robust batch normalization.
+"""Batch norms for data that shift: instance-aware, robust and hybrid batch normalization.
 
-Their papers replace the batch norms of a network, or train it with these layers, and adapt it at test time. Here
+The papers of the first two replace the batch norms of a network, or train it with these layers, and adapt it at test
+time. Here
 they are trained as any other norm and are not adapted: in evaluation nothing is stored, so results do not depend on the
 order or the composition of test batches.
 
@@ -14,6 +15,11 @@ normalized with the moments of the batch alone. The default of ``k`` is that of 
 **Robust batch normalization** (RBN; Yuan et al., RoTTA, CVPR 2023): in training, an input is normalized with a mixture
 of the running moments and those of the batch, and the mixture becomes the new running moments. As in the authors' code,
 the variance is biased, and gradients flow through the moments of the batch with their weight in the mixture.
+
+**Hybrid batch normalization** (HBN; Chen et al., ICML 2025) is for federated learning: in training, an input is
+normalized with a mixture of global moments and those of the batch, whose share each channel learns. Evaluation has the
+global moments. The server measures these in passes of their own. Here they are the running moments, which follow the
+batches, or are frozen and re-estimated; see `HybridBatchNormBase`.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ import math
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from contnorm.checks import check_number, statistics_dtype, updates_moments
 from contnorm.kernels.pivot import channel_pivot, per_channel
@@ -98,7 +104,7 @@ def instance_aware_batch_norm(
         mean, var = running_mean.double(), running_var.double()
     if not has_one_position(x):
         mean_limit = k * torch.sqrt((var + eps) / positions)
-        var_limit = k * (var + eps) * math.sqrt(2 / (positions - 1))
+        var_limit = k * (var + eps) * var.new_full((), 2 / (positions - 1)).sqrt()  # exporters keep the size variable
         mean, var = (
             mean + _softshrink(rows.mean - mean, mean_limit),
             (var + _softshrink(rows.var - var, var_limit)).clamp_min(0),
@@ -332,5 +338,142 @@ class RobustBatchNorm3d(RobustBatchNormBase, dim=3):
 
     Example:
         >>> RobustBatchNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
+        torch.Size([4, 8, 2, 5, 5])
+    """
+
+
+# --- hybrid batch normalization --------------------------------------------------------------------------------------
+
+
+def hybrid_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    *,
+    distribution_factor: Tensor,
+) -> Tensor:
+    r"""Hybrid batch normalization.
+
+    .. math::
+        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \quad
+        \mu = (1 - a) \mu_r + a \mu_B, \quad \sigma^2 = (1 - a) \sigma_r^2 + a \sigma_B^2, \quad
+        a = \mathrm{sigmoid}(\alpha)
+
+    In evaluation, a is 0. The variance of the batch is biased here, and unbiased in the running variance.
+
+    Args:
+        x: Input of shape (N, C) or (N, C, *).
+        running_mean: (C,), updated in place if ``training``, after the normalization.
+        running_var: (C,), updated in place if ``training``, with the unbiased variance of the batch.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        training: Whether to mix the moments of the batch with the running ones. Without running moments, those of the
+            batch are always used alone.
+        momentum: Weight of this batch in the running moments. A 0-dim tensor stays on the device.
+        eps: Value added to the variance.
+        distribution_factor: (C,), the logit :math:`\alpha` of the share of the batch.
+
+    Example:
+        >>> x, mean, var = torch.tensor([[6.0], [10.0]]), torch.zeros(1), torch.zeros(1)
+        >>> hybrid_batch_norm(x, mean, var, training=True, eps=1e-12, distribution_factor=torch.zeros(1))  # 4 and 2
+        tensor([[1.4142],
+                [4.2426]])
+        >>> mean, var  # a tenth of 8, and of the unbiased variance
+        (tensor([0.8000]), tensor([0.8000]))
+    """
+    momentum, eps, by_batch = check_arguments(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    if x.numel() == 0:
+        return empty_like_input(x, weight, bias, distribution_factor)
+    dtype = statistics_dtype(x)
+    shifted, pivot = x.to(dtype), x.new_zeros((), dtype=dtype)
+    if by_batch:
+        pivot = channel_pivot(x)
+        shifted = shifted - per_channel(pivot, x.dim())
+        mean, var = channel_moments(shifted)  # of the input minus the pivot
+    if running_mean is not None and running_var is not None:
+        old_mean, old_var = keep_values(running_mean.to(dtype) - pivot, running_var.to(dtype))
+        if not by_batch:
+            mean, var = old_mean, old_var
+        else:
+            new_var = unbiased(var, x.numel() // x.shape[1])
+            update_moments(running_mean, running_var, mean + pivot, new_var, momentum)
+        # The factor takes part in every pass, as DistributedDataParallel requires of all parameters.
+        share = torch.sigmoid(distribution_factor.to(dtype)) if by_batch else 0 * distribution_factor.to(dtype)
+        mean, var = torch.lerp(old_mean, mean, share), torch.lerp(old_var, var, share)
+    normalized = (shifted - per_channel(mean, x.dim())) * per_channel(torch.rsqrt(var + eps), x.dim())
+    return apply_affine(normalized, weight, bias).to(x.dtype)
+
+
+class HybridBatchNormBase(MomentNorm):
+    """Hybrid batch normalization.
+
+    In training, an input is normalized with ``(1 - a) * running + a * batch`` moments, where ``a`` is the sigmoid of
+    ``distribution_factor``, a learned value for each channel that starts at 0 (``a = 0.5``). Evaluation is that of
+    batch norm. Arguments and buffers are those of batch norm, and so are the values of the buffers.
+
+    The running moments follow the training batches, after the normalization. To measure them apart from training, as
+    the paper does in each round, freeze them and re-estimate them: ``stats_mode(model, update=False)``, and
+    ``reestimate(model, batches, frozen="lift")`` whenever they should follow the weights.
+
+    Args:
+        num_features: Number of channels.
+        eps: Value added to the variance.
+        momentum: Weight of a batch in the running moments; None for a cumulative average over all batches.
+        affine: Whether the layer has weight and bias.
+        track_running_stats: Whether to keep running moments. Without them, it is batch norm of the batch in both modes.
+        device: Device of parameters and buffers.
+        dtype: Dtype of parameters and buffers.
+    """
+
+    own_tensors: ClassVar[tuple[str, ...]] = ("distribution_factor",)
+    mixes_moments: ClassVar[bool] = True
+    distribution_factor: nn.Parameter
+
+    def _add_tensors(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.distribution_factor = nn.Parameter(torch.empty(self.num_features, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        """Set weight, bias, share of the batch and running moments to the initial values."""
+        super().reset_parameters()
+        nn.init.zeros_(self.distribution_factor)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._normalize_with(
+            hybrid_batch_norm,
+            input,
+            running_mean=self.running_mean,
+            running_var=self.running_var,
+            distribution_factor=self.distribution_factor,
+        )
+
+
+class HybridBatchNorm1d(HybridBatchNormBase, dim=1):
+    """Hybrid batch normalization of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> HybridBatchNorm1d(8)(torch.randn(4, 8)).shape
+        torch.Size([4, 8])
+    """
+
+
+class HybridBatchNorm2d(HybridBatchNormBase, dim=2):
+    """Hybrid batch normalization of (N, C, H, W) input.
+
+    Example:
+        >>> sorted(HybridBatchNorm2d(8).state_dict())
+        ['bias', 'distribution_factor', 'num_batches_tracked', 'running_mean', 'running_var', 'weight']
+    """
+
+
+class HybridBatchNorm3d(HybridBatchNormBase, dim=3):
+    """Hybrid batch normalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> HybridBatchNorm3d(8)(torch.randn(4, 8, 2, 5, 5)).shape
         torch.Size([4, 8, 2, 5, 5])
     """
