@@ -1,15 +1,13 @@
-"""Estimated times of runs: counted steps, the cost of groups, and estimates of committed records."""
+"""Estimated times of runs: counted steps, and estimates by recorded times."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contnorm.bench.config.schema import RunConfig, from_dict
-from contnorm.bench.cost import CostModel, Timing, count_steps, recorded_timings
-from contnorm.bench.engine.execute import plan_groups
-from contnorm.bench.engine.run import Run, RunOptions
+from contnorm.bench.cost import CostModel, count_steps
+from contnorm.bench.data.registry import SOURCES
 from contnorm.bench.records import Store, load_runs
 
 RECORDS = Path(__file__).resolve().parent.parent.parent / "docs" / "records"
@@ -27,64 +25,46 @@ def config(name: str = "split-cifar100", source: str = "cifar100", /, **values: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "steps"),
+    ("settings", "samples", "steps"),
     [
-        (config(), 17 * 2500 / 10),
-        (config(stream={"part": "validate"}), 3 * 2500 / 10),
-        (config(stream={"part": "all"}), 20 * 2500 / 10),
-        (config(stream={"tasks": 4, "train_per_task": 100}), 40),
-        (config(train={"max_steps": 7}), 7),
-        (config(train={"passes": 2}), 2 * 4250),
-        (config("split-cifar10", "cifar10", train={"batch": 32}, stream={"part": "all"}), 50000 / 32),
-        (config("cocoseq", "cocoseq", stream={"part": "all"}), 35072 / 10),
+        (config(stream={"part": "validate"}), 50_000, 3 * 2500 / 10),
+        (config(stream={"part": "all"}), 50_000, 20 * 2500 / 10),
+        (config(stream={"tasks": 4, "train_per_task": 100}), 50_000, 40),
+        (config(train={"max_steps": 7}), 50_000, 7),
+        (config(train={"passes": 2}), 50_000, 2 * 4250),
+        (config("permuted-mnist", "mnist", stream={"tasks": 3, "part": "all"}), 1000, 3 * 100),
+        (config("cocoseq", "cocoseq", stream={"part": "all"}), 35_072, 3507.2),
     ],
 )
-def test_steps_are_counted_from_settings(settings: RunConfig, steps: float) -> None:
-    assert count_steps(settings) == pytest.approx(steps)
+def test_steps_are_counted_from_settings(settings: RunConfig, samples: int, steps: float) -> None:
+    assert count_steps(settings, samples) == pytest.approx(steps)
 
 
 @pytest.mark.parametrize("name", ["runs/split-cifar100-fresh-seeds.jsonl.gz", "runs/split-cifar100-panel.jsonl.gz"])
 def test_counted_steps_are_those_of_records(name: str) -> None:
     records = [record for record in load_runs(RECORDS / name).records if record.raw.get("task_ends")]
-    assert records
-    assert all(count_steps(record.config) == record.raw["task_ends"][-1] for record in records)
+    counts = SOURCES["cifar100"].published
+    assert records and counts is not None
+    assert all(count_steps(one.config, sum(counts.train)) == one.raw["task_ends"][-1] for one in records)
 
 
-def test_times_of_groups_are_fitted() -> None:
-    """Groups of n runs take 4 + 2 n seconds; the share of a run follows for sizes that were not recorded."""
-    timings = [Timing(config(), 4250, (4 + 2 * n) / n, n, "cuda") for n in (1, 2, 8, 100_000)]
-    model = CostModel(timings[:2] + [timings[3]] * 3, "cuda")
-    for n in (1, 4, 16):
-        assert model.seconds(config(), n) == pytest.approx((4 + 2 * n) / n, rel=0.01)
-    assert model.group_seconds([config()] * 4) == pytest.approx(4 + 2 * 4, rel=0.01)
-
-
-def test_most_similar_record_is_used() -> None:
+def test_most_similar_record_is_used(tmp_path: Path) -> None:
     bn, gn = config(norm={"name": "bn"}), config(norm={"name": "gn"})
-    timings = [Timing(bn, 4250, 3.0, 1, "cuda"), Timing(gn, 4250, 5.0, 1, "cuda"), Timing(gn, 4250, 50.0, 1, "cpu")]
-    model = CostModel(timings, "cuda")
-    assert model.seconds(bn) == pytest.approx(3) and model.seconds(gn) == pytest.approx(5)
-    assert model.seconds(config(norm={"name": "cn"})) == pytest.approx(4), "the median of the other norms"
-    deeper = replace(bn, model=replace(bn.model, name="resnet101"))
-    assert model.seconds(deeper) == pytest.approx(4 * 7.8 / 1.8), "by the operations of the networks"
-    assert CostModel(timings, "cpu").seconds(gn) == pytest.approx(50), "times on other devices are not used"
+    other = config("split-cifar10", "cifar10", norm={"name": "gn"})
+    for settings, seconds, kind in ((bn, 3.0, "cuda"), (gn, 5.0, "cuda"), (other, 50.0, "cpu")):
+        results = {"matrix": {"correct": [[1]], "total": [2]}, "device": {"kind": kind}, "task_ends": [4250]}
+        Store(tmp_path).save(settings, 7, {**results, "seconds": {"train": seconds - 1, "evaluate": 1.0}})
+    model = CostModel(tmp_path, "cuda")
+    assert model.seconds(bn, 50_000) == pytest.approx(3) and model.seconds(gn, 50_000) == pytest.approx(5)
+    assert model.seconds(config(norm={"name": "cn"}), 50_000) == pytest.approx(4), "the median of the other norms"
+    deeper = config(model={"name": "resnet101"})
+    assert model.seconds(deeper, 50_000) == CostModel(None, "cuda").seconds(deeper, 50_000), "no similar record"
+    assert CostModel(tmp_path, "cpu").seconds(gn, 50_000) == CostModel(None, "cpu").seconds(gn, 50_000)
 
 
 def test_estimate_without_records_orders_runs() -> None:
-    cpu, gpu = CostModel((), "cpu"), CostModel((), "cuda")
+    cpu, gpu = CostModel(device="cpu"), CostModel(device="cuda")
     small, deep = config(), config(model={"name": "resnet50"})
-    long = config(stream={"tasks": 40, "train_per_task": 2500})
-    assert gpu.seconds(small) < gpu.seconds(long) < cpu.seconds(deep)
-    assert gpu.seconds(small) < gpu.seconds(deep)
-
-
-def test_units_are_planned_longest_first_by_records(tmp_path: Path) -> None:
-    """Two settings of equal size; the folder has a record that says that GN takes longer."""
-    bn, gn = config(norm={"name": "bn"}), config(norm={"name": "gn"})
-    for settings, seconds in ((bn, 5.0), (gn, 9.0)):
-        results = {"matrix": {"correct": [[1]], "total": [2]}, "device": {"kind": "cpu"}, "task_ends": [4250]}
-        Store(tmp_path).save(settings, 7, {**results, "seconds": {"train": seconds, "evaluate": 0.0}})
-    assert len(recorded_timings(tmp_path)) == 2
-    place = RunOptions(runs=tmp_path, data_root=Path("data"))
-    jobs = [Run(settings, seed) for settings in (bn, gn) for seed in range(2)]
-    assert [group[0].config.norm.name for group in plan_groups(jobs, place)] == ["gn", "gn", "bn", "bn"]
+    long = config(train={"passes": 2})
+    assert gpu.seconds(small, 50_000) < gpu.seconds(long, 50_000) < cpu.seconds(deep, 50_000)
+    assert gpu.seconds(small, 50_000) < gpu.seconds(deep, 50_000)

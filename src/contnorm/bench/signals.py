@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,9 +11,7 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-GRACE = 1.0  # seconds for an orderly end after the second signal
 ACKNOWLEDGED = "contnorm: stopping after the current batch and saving. Interrupt again to end at once.\n"
-ENDED = "contnorm: ended at once; the last checkpoints are intact.\n"
 
 
 class StopRequested(BaseException):
@@ -29,9 +24,8 @@ class StopRequested(BaseException):
 class StopSignals:
     """Context manager that turns SIGINT and SIGTERM into a request to stop.
 
-    After the first signal, ``bool()`` of this object is True. The signal is acknowledged on stderr immediately, even if
-    the main thread is in a long native call. The second signal, of either kind, raises KeyboardInterrupt in the main
-    thread. If the process has not left the context a second later, it is killed with its children.
+    After the first signal, which is acknowledged on stderr, ``bool()`` of this object is True. The second signal, of
+    either kind, raises KeyboardInterrupt in the main thread. As always in Python, native code is not interrupted.
 
     `bench.run` and its siblings open one. Python allows signal handlers in the main thread only, so in another thread
     the context follows the one that the main thread has open, if there is one. A program that calls `bench.run` in
@@ -56,7 +50,6 @@ class StopSignals:
         self.received: list[int] = []
         self.immediate = 0
         self._handlers: dict[signal.Signals, Any] = {}
-        self._closed = threading.Event()
 
     def __bool__(self) -> bool:
         return bool(self.received)
@@ -66,54 +59,28 @@ class StopSignals:
             if _open_contexts:
                 self.received = _open_contexts[-1].received  # the same list
             return self
-        # Python calls a handler only after the main thread has returned from native code. Its C handler writes to the
-        # wakeup descriptor immediately, and another thread can read that.
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        self._thread = threading.Thread(target=self._watch, name="contnorm-signals", daemon=True)
-        self._thread.start()
-        self._previous_descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in SIGNALS:
-            self._handlers[number] = signal.signal(number, self._handle)
+        self._handlers = {number: signal.signal(number, self._handle) for number in SIGNALS}
         _open_contexts.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if not self._handlers:
-            return
         for number, handler in self._handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        signal.set_wakeup_fd(self._previous_descriptor)
-        _open_contexts.remove(self)
-        self._closed.set()
-        self._writer.close()
-        self._thread.join(GRACE)
-        self._reader.close()
+        if self._handlers:
+            _open_contexts.remove(self)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
         if len(self.received) > 1:
             raise KeyboardInterrupt
+        if self.announce:
+            with suppress(OSError):  # without Python's buffers, which the interrupted code may be writing to
+                os.write(2, ACKNOWLEDGED.encode())
         if self.immediate:
             raise StopRequested
 
-    def _watch(self) -> None:
-        count = 0
-        with suppress(OSError):  # closed
-            while content := self._reader.recv(64):
-                if self._previous_descriptor != -1:
-                    with suppress(OSError):
-                        os.write(self._previous_descriptor, content)
-                for number in content:
-                    count += number in SIGNALS
-                    if number in SIGNALS and count == 1:
-                        _write_to_stderr(ACKNOWLEDGED if self.announce else "")
-                    elif number in SIGNALS and not self._closed.wait(GRACE):
-                        _end_at_once(number)
-
 
 _open_contexts: list[StopSignals] = []
-child_processes: set[subprocess.Popen[bytes]] = set()  # worker processes, killed if this process has to end at once
 
 
 @contextmanager
@@ -133,18 +100,3 @@ def raise_on_stop() -> Iterator[None]:
         yield
     finally:
         context.immediate -= 1
-
-
-def _write_to_stderr(text: str) -> None:
-    """Write without Python's buffers, whose lock another thread may hold."""
-    with suppress(OSError):
-        os.write(2, text.encode())
-
-
-def _end_at_once(number: int) -> None:
-    for child in multiprocessing.active_children():
-        child.kill()
-    for worker in child_processes:
-        worker.kill()
-    _write_to_stderr(ENDED)
-    os._exit(128 + number)

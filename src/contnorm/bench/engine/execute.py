@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -13,7 +13,7 @@ import torch
 
 from contnorm.atomic_files import write_atomically
 from contnorm.bench.components import Component, components_of, has_user_frame, share_components, user_code_error
-from contnorm.bench.cost import CostModel, recorded_timings
+from contnorm.bench.cost import CostModel
 from contnorm.bench.engine.checkpoint import RunFolder, pack_weights, weights_path
 from contnorm.bench.engine.launch import Processes
 from contnorm.bench.engine.loop import Lane, train_lanes
@@ -62,10 +62,10 @@ def execute(
         groups: Sequence[Sequence[Run]] = [[run] for run in todo]
         try:
             if len(todo) > 1 or launcher is not None:
-                costs = CostModel(recorded_timings(options.runs), options.torch_device.type)
-                launcher = launcher or processes_that_pay(work, todo, costs)
+                seconds = estimate_seconds(work, todo)
+                launcher = launcher or processes_that_pay(options, seconds)
                 check_settings(work, todo, launcher)
-                groups = plan_groups(todo, options, None if launcher is None else launcher.workers(), costs)
+                groups = plan_groups(seconds, options, None if launcher is None else launcher.workers())
             here = (work(group, stop) for group in groups if not stop())
             for event in chain.from_iterable(here) if launcher is None else launcher.launch(work, groups, stop):
                 if event.kind == "waiting":
@@ -102,16 +102,20 @@ def _recorded(run: Run, options: RunOptions) -> Event | None:
     return Event("diverged", run, why=why, path=path)
 
 
-def processes_that_pay(work: Work, runs: Sequence[Run], costs: CostModel) -> Launcher | None:
+def estimate_seconds(work: Work, runs: Iterable[Run]) -> dict[Run, float]:
+    """Return the estimated seconds of runs."""
+    costs = CostModel(work.options.runs, work.options.torch_device.type)
+    return {run: costs.seconds(run.config, len(work.load(run.source).source.train_images)) for run in runs}
+
+
+def processes_that_pay(options: RunOptions, seconds: Mapping[Run, float]) -> Launcher | None:
     """Return the launcher of several GPUs, or of processes on the cores where they save time; None for this process."""
-    options, processes = work.options, min(work.options.lane_count, len(runs))
+    processes = min(options.lane_count, len(seconds))
     if isinstance(options.devices, tuple) and len(options.devices) > 1:
         return Processes(len(options.devices), options.devices)
     if options.on_gpu or processes < 2:
         return None
-    samples = {name: len(work.load(name).source.train_images) for name in {run.source for run in runs}}
-    seconds = sum(costs.seconds(run.config, samples=samples[run.source]) for run in runs)
-    return Processes(processes) if seconds * (1 - 1 / processes) > START_SECONDS else None
+    return Processes(processes) if sum(seconds.values()) * (1 - 1 / processes) > START_SECONDS else None
 
 
 def check_settings(work: Work, runs: Sequence[Run], launcher: Launcher | None) -> None:
@@ -140,21 +144,17 @@ def group_runs(runs: Iterable[Run], size: int) -> list[tuple[Run, ...]]:
     return [tuple(group[i : i + size]) for group in by_key.values() for i in range(0, len(group), size)]
 
 
-def plan_groups(
-    runs: Sequence[Run], options: RunOptions, workers: int | None = None, costs: CostModel | None = None
-) -> list[tuple[Run, ...]]:
+def plan_groups(seconds: Mapping[Run, float], options: RunOptions, workers: int | None = None) -> list[tuple[Run, ...]]:
     """Return the groups of runs that one worker executes together, longest first: the lanes of a GPU, or one run.
 
     Args:
-        runs: The runs.
+        seconds: The runs with their estimated seconds.
         options: How they are executed.
         workers: Number of groups that are executed at a time, each of which gets some; None if it is unknown.
-        costs: Estimates of the seconds of runs; by default those of the records in the folder of runs.
     """
-    costs = costs or CostModel(recorded_timings(options.runs), options.torch_device.type)
     size = options.lane_count if options.on_gpu else 1
-    groups = group_runs(runs, min(size, -(-len(runs) // workers)) if workers else size)
-    return sorted(groups, key=lambda group: -costs.group_seconds([run.config for run in group]))
+    groups = group_runs(seconds, min(size, -(-len(seconds) // workers)) if workers else size)
+    return sorted(groups, key=lambda group: -sum(seconds[run] for run in group))
 
 
 @dataclass

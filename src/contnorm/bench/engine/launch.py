@@ -30,7 +30,7 @@ import cloudpickle
 
 from contnorm.bench.components import is_installed, user_code_is_loading
 from contnorm.bench.engine.run import Event, Launcher, Run
-from contnorm.bench.signals import StopRequested, StopSignals, child_processes
+from contnorm.bench.signals import StopRequested, StopSignals
 from contnorm.errors import UserError, import_library
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ class _Worker:
                 start_new_session=True,
                 env=environment,
             )
-        child_processes.add(self.process)
         self.connection = Connection(ours.detach())
         with suppress(OSError):  # a worker that has ended already is reported when its messages are read
             self.connection.send(sys.path)
@@ -172,7 +171,6 @@ def _end_all(workers: Sequence[_Worker], limit: float) -> None:
         worker.process.kill()
         worker.process.wait()
         worker.connection.close()
-        child_processes.discard(worker.process)
 
 
 def pickle_all(values: Sequence[object]) -> list[bytes]:
