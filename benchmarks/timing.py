@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import platform
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ import numpy as np
 import torch
 
 import contnorm
-from contnorm.bench.engine.provenance import device_name
 
 WARM_UP = 3
 MIN_REPLAY_SECONDS = 2e-3  # minimum seconds of a replay, so that its launch overhead is negligible
@@ -135,8 +135,9 @@ def flatten_row(row: Any) -> dict[str, Any]:
 
 def environment_of(device: torch.device) -> dict[str, str]:
     """Device and software versions that a measurement depends on."""
+    is_gpu = device.type == "cuda"
     return {
-        "device": device_name(device),
+        "device": torch.cuda.get_device_name(device) if is_gpu else platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "triton": _version("triton"),
         "contnorm": contnorm.__version__,
