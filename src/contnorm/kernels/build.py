@@ -3,7 +3,7 @@
 A library is compiled at its first use on a machine, and loaded from the cache afterwards. The name of its file has a
 hash of everything that it depends on: source, flags, compiler and processor. So a change of any of them compiles it
 again, and processes that compile the same library at once write the same file, each atomically.
-``python -m contnorm.kernels.build`` compiles both libraries of the package ahead, for example when an image is prepared.
+``python -m contnorm.kernels.build`` compiles both libraries of the package ahead, as when an image is prepared.
 
 The folder is ``$XDG_CACHE_HOME/contnorm/cpp``, by default in ``~/.cache``. Loading a library executes it, so the folder
 is created for the user alone. Without a compiler, without a cache folder, or on other systems than Linux there is no
