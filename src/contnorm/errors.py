@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -17,7 +18,16 @@ _JOINERS = "\u200c\u200d"  # invisible letters that Indic and Persian spelling a
 
 
 class UserError(Exception):
-    """Invalid input from the user: an argument, a setting or a file that cannot be used."""
+    """Invalid input from the user: an argument, a setting or a file that cannot be used.
+
+    A notebook shows the lines of the user's own code and the message, not the frames of this package.
+    """
+
+    def _render_traceback_(self) -> list[str]:  # called by IPython
+        errors = [error for error in (self, self.__cause__) if error is not None]
+        frames = [frame for error in errors for frame in traceback.extract_tb(error.__traceback__)]
+        own = [frame for frame in frames if not is_installed(frame.filename)]
+        return [*traceback.format_list(own), f"{type(self).__name__}: {self}"]
 
 
 class UserCodeError(UserError):
@@ -26,6 +36,22 @@ class UserCodeError(UserError):
     The message names the code and the exception, which is the ``__cause__``. Repeating the run with the same code
     would fail again, so the run is not retried.
     """
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to the standard library, an installed package or this package.
+
+    Example:
+        >>> is_installed(difflib.__file__), is_installed("<stdin>"), is_installed("net.py")
+        (True, False, False)
+    """
+    if file.startswith("<frozen "):
+        return True
+    import sysconfig  # here, because the layers are imported fast
+
+    path = Path(file).resolve()
+    folders = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return "site-packages" in path.parts or any(map(path.is_relative_to, [Path(__file__).parent, *folders]))
 
 
 def check_count(value: object, name: str) -> int:

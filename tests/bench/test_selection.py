@@ -37,6 +37,7 @@ RUNS = Runs(
         ("train.lr>0.1", [3]),
         ("lr>=1e-1,seed<3", [1]),
         (" norm == cn ", [2]),
+        ("norm=bn, cn  lr <= 0.03", [0, 2]),
         ("buffer=20,50", [0, 1, 2, 3]),
         ("drift=false", [3]),
         ("groups=auto", [3]),

@@ -41,6 +41,8 @@ def test_run_in_a_process(tmp_path: Path) -> None:
         (("run", "--set", "stream.tasks=1,2"), "scores on different tasks can't be compared"),
         (("run", "--launcher", "slurm"), "unknown launcher 'slurm'"),
         (("run", "--nosuch"), "No such option: --nosuch. See `contnorm run --help`."),
+        (("run", "--learning-rate", "1"), "No such option: --learning-rate. Use --lr."),
+        (("run", "--epochs", "1"), "No such option: --epochs. Use --set train.passes=VALUE."),
         (("data", "imagenet"), "unknown data set 'imagenet'"),
         (("tune", "table2", "--buffer", "50"), "memory.size can't be set with a recipe"),
         (("rum",), "No such command 'rum'. Did you mean 'run'"),

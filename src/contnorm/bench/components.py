@@ -24,7 +24,6 @@ import inspect
 import itertools
 import pickle
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,7 +35,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
-from contnorm.errors import UserCodeError, UserError, unknown, usable
+from contnorm.errors import UserCodeError, UserError, is_installed, unknown, usable
 from contnorm.registry import BUILT_IN, NORMS, NormInfo, Origin, add_norm, load_plugins
 
 if TYPE_CHECKING:
@@ -445,27 +444,10 @@ def _definition_file(value: object) -> str | None:
     is_named = isinstance(value, FunctionType | type) and getattr(module, name, None) is value
     if not is_named or file is None or not file.endswith(".py") or not Path(file).is_file():
         return None
-    if not (is_installed(file) or _is_defined_once(Path(file), name)):
-        return None
     parts = [value] if isinstance(value, FunctionType) else filter(inspect.isfunction, vars(value).values())
     written_in = {Path(inspect.unwrap(part).__code__.co_filename).resolve() for part in parts}
     # A definition that is typed at a prompt may be in a module that has a file: after `python -i file.py`.
     return file if not written_in or is_installed(file) or Path(file).resolve() in written_in else None
-
-
-def _is_defined_once(file: Path, name: str) -> bool:
-    """Whether a file defines a name once at its top level and in no loop, so that the file tells what the name is."""
-    found = 0
-    with suppress(SyntaxError, ValueError):  # of a script that is being edited while it runs
-        pending = [(node, 1) for node in ast.parse(file.read_bytes()).body]
-        while pending:
-            node, times = pending.pop()
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found += times * (node.name == name)
-            elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
-                times = 2 if isinstance(node, ast.For | ast.While) else times
-                pending += [(child, times) for child in ast.iter_child_nodes(node)]  # type: ignore[misc]
-    return found <= 1
 
 
 class _UnknownError(Exception):
@@ -560,25 +542,6 @@ def _global_names(code: CodeType) -> set[str]:
     """Return the names of global variables that a function and those in it read."""
     names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return names.union(*(_global_names(part) for part in code.co_consts if isinstance(part, CodeType)))
-
-
-_INSTALLED = (
-    Path(__file__).parents[1],
-    *(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
-)
-
-
-def is_installed(file: str) -> bool:
-    """Whether a file belongs to the standard library, an installed package or this package.
-
-    Example:
-        >>> is_installed(ast.__file__), is_installed("<stdin>"), is_installed("net.py")
-        (True, False, False)
-    """
-    if file.startswith("<frozen "):
-        return True
-    path = Path(file).resolve()
-    return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _INSTALLED)
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------

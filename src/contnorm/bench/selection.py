@@ -30,8 +30,21 @@ SHORT_KEYS = {
     "buffer": "memory.size",
     "weights": "model.weights",
 }  # other short keys are names of settings without their group
+MEANT = {
+    "learning_rate": "lr",
+    "epochs": "passes",
+    "batch_size": "batch",
+    "mem_size": "buffer",
+    "buffer_size": "buffer",
+    "memory_size": "buffer",
+    "dataset": "stream",
+    "data": "stream",
+    "method": "strategy",
+    "network": "model",
+}  # short keys of settings by names that other programs use
 _ORDERINGS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _CONDITION = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
+_SEPARATOR = re.compile(r"\s*,\s*|\s+(?=[A-Za-z_][\w.]*\s*(?:[<>=]|!=))")  # a space separates conditions, too
 _SHOWN = 8  # values that a message lists
 
 
@@ -80,14 +93,14 @@ def parse_selection(text: str, keys: Collection[str] = ()) -> list[Condition]:
         UserError: If there is no operator, a key is unknown, or an ordering has no number.
 
     Example:
-        >>> [str(condition) for condition in parse_selection("norm=bn,cn,lr<=0.1")]
+        >>> [str(condition) for condition in parse_selection("norm=bn,cn lr<=0.1")]
         ['norm.name=bn,cn', 'train.lr<=0.1']
         >>> parse_selection("cn")
         Traceback (most recent call last):
         contnorm.errors.UserError: selection 'cn': expected a condition, such as norm=cn or lr<0.1.
     """
     conditions: list[Condition] = []
-    for part in text.split(","):
+    for part in _SEPARATOR.split(text.strip()):
         match = _CONDITION.match(part)
         if match is None and not conditions:
             raise UserError(f"selection {text!r}: expected a condition, such as norm=cn or lr<0.1.")
@@ -141,6 +154,19 @@ def resolve_key(key: str, more: Collection[str] = ()) -> str:
     if not matches:
         raise unknown("key", key, [*IDENTITY, *SHORT_KEYS, *settings])
     return matches[0]
+
+
+def meant_key(name: str) -> str | None:
+    """Setting that an unknown argument or option means; None if there is no such setting.
+
+    Example:
+        >>> meant_key("epochs"), meant_key("optimizer"), meant_key("colour")
+        ('train.passes', 'train.optimizer', None)
+    """
+    try:
+        return resolve_key(MEANT.get(name, name))
+    except UserError:
+        return None
 
 
 def value_of(run: Any, key: str) -> Any:

@@ -138,9 +138,23 @@ def main() -> None:
         message = " ".join(str(cast(Any, error).format_message()).split())
         if message:  # empty if the help was shown because there were no arguments
             command = cast(Any, error).ctx.command_path if cast(Any, error).ctx else "contnorm"
-            print_error(f"{message}{'' if message.endswith(('.', '?')) else '.'} See `{command} --help`.")
+            hint = _hint(error) or f"See `{command} --help`."
+            print_error(f"{message}{'' if message.endswith(('.', '?')) else '.'} {hint}")
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _hint(error: Exception) -> str:
+    """What an option that does not exist means, if it is named as a setting or as in other programs."""
+    from contnorm.bench.selection import MEANT, meant_key  # only for this error: listing commands imports little
+
+    name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    if not name or (key := meant_key(name)) is None:
+        return ""
+    options = {option for parameter in cast(Any, error).ctx.command.params for option in parameter.opts}
+    short = MEANT.get(name, name)
+    known = {f"--{short}": "", "--set": f" {key}=VALUE", "--where": f" {short}=VALUE"}
+    return next((f"Use {option}{value}." for option, value in known.items() if option in options), "")
 
 
 class _LineFormatter(logging.Formatter):

@@ -1,5 +1,6 @@
 """Unusual arguments of the Python API: they work, or fail with a message that names them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,27 @@ def test_numbers_of_numpy_are_accepted_as_settings(stream: bench.Stream) -> None
 
 @pytest.mark.parametrize(
     ("argument", "words"),
-    [("learning_rate", "'lr'"), ("batch", "'batch_size'"), ("epochs", "train.passes"), ("lane", "'lanes'")],
+    [
+        *(("learning_rate", "'lr'"), ("batch", "'batch_size'"), ("epochs", "train.passes"), ("lane", "'lanes'")),
+        *(("optimizer", "settings={'train.optimizer'"), ("scenario", "load_stream(..., scenario"), ("seed", "'seeds'")),
+    ],
 )
 def test_unknown_arguments_name_what_is_meant(stream: bench.Stream, argument: str, words: str) -> None:
     for call in (bench.run, bench.sweep):
-        with pytest.raises(UserError, match=f"unknown argument '{argument}'. Did you mean .*{words}"):
+        with pytest.raises(UserError, match=f"unknown argument '{argument}'. Did you mean .*{re.escape(words)}"):
             call(stream, **{argument: 3})  # type: ignore[operator]
+
+
+def test_notebooks_show_the_frames_of_the_user(stream: bench.Stream) -> None:
+    class Wrong(bench.Strategy):
+        def loss(self, model: Any, head: Any, stream: Any) -> Any:
+            return model(stream.x) + torch.zeros(7)
+
+    with pytest.raises(UserError) as error:
+        bench.run(stream, strategy=Wrong, settings=FAST, lanes=1)
+    *frames, message = error.value._render_traceback_()
+    assert len(frames) == 2 and "bench.run(" in frames[0] and "torch.zeros(7)" in frames[1]
+    assert "must match the size of tensor b (7)" in message
 
 
 def test_network_that_returns_probabilities_is_remarked(stream: bench.Stream, caplog: pytest.LogCaptureFixture) -> None:

@@ -114,6 +114,8 @@ def test_only_bytes_are_scaled(dtype: type) -> None:
     [
         ({}, ""),
         ({"x_test": X[TEST] * 255}, r"x has values from -?\d.* and x_test from -?\d.*Scale both alike"),
+        ({"x": (X[TRAIN] - X.min()) / np.ptp(X)}, "Scale both alike"),  # scaled to [0, 1], and the test samples are not
+        ({name: np.abs(4 * X[part]).astype(np.uint8) for name, part in (("x", TRAIN), ("x_test", TEST))}, "divided by"),
         ({"tasks": 3}, "4 classes over 3 tasks have 2 or 1 classes each"),
         ({"tasks": [[0, 1, 2], [3]]}, ""),
         ({"y": Y[TRAIN] - 1, "y_test": Y[TEST] - 1}, "-1 is a class as any other"),

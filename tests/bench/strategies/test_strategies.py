@@ -156,11 +156,11 @@ def test_draws_are_the_arguments_of_the_loss_after_the_stream() -> None:
 @pytest.mark.parametrize(
     ("answer", "stores", "said"),
     [
-        (LOSS, False, "must return (loss, logits)"),
-        ((0.5, None), False, "a tensor with a real number and a gradient"),
-        ((SAID.sum(1), None), False, "a tensor with a real number"),
+        (LOSS, True, "and the logits of the stream batch"),
+        (SAID.sum(1), False, "a tensor with one number"),
+        ((0.5, None), False, "a tensor with one number and a gradient"),
         ((LOSS.detach(), None), False, "and a gradient"),
-        ((LOSS, LOGITS), False, "stores_logits is False"),
+        ((LOSS, LOGITS), False, "stores_logits = True"),
         ((LOSS, None), True, "logits.detach().float()"),
         ((LOSS, LOGITS[:1]), True, "of shape (2, 3)"),
         ((LOSS, SAID), True, "logits.detach().float()"),
@@ -175,6 +175,7 @@ def test_invalid_loss_result_is_refused(answer: object, stores: bool, said: str)
 def test_valid_loss_result_is_unchanged(logits: Tensor | None) -> None:
     loss, stored = check_loss("mine.py:Mine", (LOSS, logits), logits is not None, HEAD, STREAM)
     assert loss is LOSS and stored is logits
+    assert check_loss("mine.py:Mine", LOSS, False, HEAD, STREAM) == (LOSS, None)
 
 
 def test_repr_is_the_call_that_makes_a_strategy() -> None:

@@ -18,6 +18,7 @@ from contnorm.bench.rng import generator
 from contnorm.errors import UserError, usable
 
 CHANNELS = (1, 2, 3, 4)  # numbers of channels that images in files have
+SMALL_BYTE = 16  # bytes up to this are hardly images
 RANGE_RATIO = 4  # ranges of training and test samples that differ by more are reported
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -149,9 +150,14 @@ def _remark(source: ArraySource, by_number: bool) -> None:
     (low, high), (test_low, test_high) = ((part.min().item(), part.max().item()) for part in (train, test))
     spans = high - low, test_high - test_low
     warning = logging.getLogger("contnorm").warning
-    if max(spans) > RANGE_RATIO * min(spans) or test_low > high or low > test_high:
+    shifted = low * test_low <= 0 and abs(low - test_low) > 0.3 * min(spans)  # as if one part were standardized
+    if max(spans) > RANGE_RATIO * min(spans) or shifted or test_low > high or low > test_high:
         ranges = f"x has values from {low:g} to {high:g} and x_test from {test_low:g} to {test_high:g}"
         warning(f"{source.name}: {ranges}. Scale both alike.")
+    if train.dtype == np.uint8 and max(high, test_high) <= SMALL_BYTE:
+        warning(
+            f"{source.name}: x has bytes up to {high}, which are divided by 255. Use floats, if these are no images."
+        )
     sizes = [len(classes) for classes in source.task_classes or ()]
     if by_number and len(set(sizes)) > 1:
         split = f"{source.classes} classes over {len(sizes)} tasks have {max(sizes)} or {min(sizes)} classes each"

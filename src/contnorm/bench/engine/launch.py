@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 
-from contnorm.bench.components import is_installed, user_code_is_loading
+from contnorm.bench.components import user_code_is_loading
 from contnorm.bench.engine.run import Event, Launcher, Run
 from contnorm.bench.signals import StopRequested, StopSignals
-from contnorm.errors import UserError, import_library
+from contnorm.errors import UserError, import_library, is_installed
 
 if TYPE_CHECKING:
     from contnorm.bench.engine.execute import Work

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -193,7 +193,7 @@ class Trainer:
                     if self.has_user_strategy:
                         name, stores_logits = self.config.strategy.name, self.strategy.stores_logits
                         answer = check_loss(name, answer, stores_logits, self.head, stream)
-                    loss, logits = answer
+                    loss, logits = cast("tuple[Tensor, Tensor | None]", answer)
                     for auxiliary_loss in self.norm_hooks.losses:
                         loss = loss + auxiliary_loss()
                 loss.backward()  # type: ignore[no-untyped-call]

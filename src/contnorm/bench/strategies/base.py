@@ -167,7 +167,7 @@ class Strategy(nn.Module):
     Example:
         >>> class HalfLoss(Strategy):
         ...     def loss(self, model, head, stream):
-        ...         return head.cross_entropy(forward(model, stream), stream).mean() / 2, None
+        ...         return head.cross_entropy(forward(model, stream), stream).mean() / 2
         >>> HalfLoss.draws  # without replay
         0
     """
@@ -224,8 +224,8 @@ class Strategy(nn.Module):
 
     def loss(
         self, model: Model, head: OutputMask, stream: Batch, *memory: Any, **_: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """Loss of a step, and the logits of the stream batch if ``stores_logits`` is True, else None.
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """Loss of a step; with the logits of the stream batch if ``stores_logits`` is True.
 
         Args:
             model: The network: a function from inputs to logits.
@@ -359,17 +359,19 @@ def check_loss(
         >>> batch, head = Batch(torch.zeros(2, 1), *torch.zeros(2, 2)), OutputMask(torch.ones(1, 3, dtype=torch.bool))
         >>> check_loss("mine.py:Mine", torch.zeros(2), False, head, batch)
         Traceback (most recent call last):
-        contnorm.errors.UserCodeError: strategy 'mine.py:Mine': its loss must return (loss, logits): a tensor with ...
+        contnorm.errors.UserCodeError: strategy 'mine.py:Mine': its loss must return a tensor with one number and a ...
     """
+    if isinstance(answer, Tensor) and not stores_logits:
+        answer = answer, None
     loss, logits = answer if isinstance(answer, tuple) and len(answer) == 2 else (None, None)
     shape = (len(stream), head.competing.shape[1])
     fits = logits is None and not stores_logits
     if stores_logits and isinstance(logits, Tensor):
         fits = logits.shape == shape and not logits.requires_grad and logits.dtype == torch.float32
     if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad and fits):
-        stored = f"the logits of the stream batch, of shape {shape}, as logits.detach().float()"
+        stored = f", and the logits of the stream batch, of shape {shape}, as logits.detach().float()"
         raise UserCodeError(
-            f"strategy {name!r}: its loss must return (loss, logits): a tensor with a real number and a gradient, and "
-            f"{stored if stores_logits else 'None, since stores_logits is False'}."
+            f"strategy {name!r}: its loss must return a tensor with one number and a gradient"
+            f"{stored if stores_logits else '; logits are stored with stores_logits = True only'}."
         )
     return loss, logits
