@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
@@ -31,6 +32,7 @@ from contnorm.detect import (
     is_selected,
 )
 from contnorm.moments.freeze import OWN_HOOKS, carry_stale, set_stats_state, stats_state
+from contnorm.moments.reestimate import calibrate_layers, check_batches, output_targets
 from contnorm.norms.activation import ActivationNorm
 from contnorm.norms.balanced import TaskBalancedNormBase
 from contnorm.norms.base import MomentNorm, NormLayer
@@ -68,6 +70,7 @@ def convert_norm(
     skip: Filter | None = None,
     dim: Dim | None = None,
     treat_as: TreatAs = MappingProxyType({}),
+    calibrate: Iterable[Any] | None = None,
     **options: object,
 ) -> nn.Module:
     """Replace the norm layers of a model with another norm, in place.
@@ -94,6 +97,12 @@ def convert_norm(
         dim: The dimension of layers whose class does not define it (``GroupNorm``, ``SyncBatchNorm``). By default,
             that of the model's convolutions.
         treat_as: Classes of other libraries by the norm that they compute, such as ``{MyBatchNorm: "bn"}``.
+        calibrate: For a trained model: batches of samples without labels, as for `reestimate`. Layer by layer, the
+            weight and bias of the new layer are set, in place, so that each channel of its outputs has the mean and
+            standard deviation on these samples that it has in the old model, in evaluation mode; running moments are
+            set to those of the samples, also frozen ones. A layer that is called several times has one weight and bias
+            for all its calls. Layers that no sample reaches are converted only. Converting back does not restore the
+            old values: keep a copy of the model.
         **options: Arguments of the new norm, such as ``num_groups``, ``eps`` or ``momentum``. They override the
             options of the old layer. ``num_groups="auto"`` gives each layer the largest divisor of its number of
             channels, up to 32, that leaves at least 2 channels in a group (8 for (N, C) input), or one group if there
@@ -103,8 +112,8 @@ def convert_norm(
         The model.
 
     Raises:
-        ValueError: If there is nothing to convert, or if a layer cannot be converted. The message contains the
-            layer's name and the reason, and the model is unchanged.
+        ValueError: If there is nothing to convert, or if a layer cannot be converted or calibrated. The message
+            contains the layer's name and the reason, and the model is unchanged.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU())
@@ -112,6 +121,13 @@ def convert_norm(
         >>> convert_norm(model, "cn", num_groups=8)[1]
         ContinualNorm2d(64, num_groups=8, eps=1e-05, momentum=0.1)
         >>> model[1].weight is weight
+        True
+
+        A trained model, converted so that its layers have outputs like before:
+
+        >>> samples = [torch.randn(8, 3, 16, 16) for _ in range(4)]
+        >>> model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU())
+        >>> convert_norm(model, "gn", channels_per_group=16, calibrate=samples)[1].weight is model[1].weight
         True
     """
     entry, options = resolve_norm(to, options)
@@ -135,9 +151,31 @@ def convert_norm(
         except ValueError as error:
             error.args = (f"convert_norm: {located(layer)}: {error} The model is unchanged.",)
             raise
+    if calibrate is None:
+        warn_of_optimizer(model, replace)
+        return replace_layers(model, replace)
+    check_batches(calibrate, "convert_norm: calibrate")
+    for layer in layers:
+        new, shape = replace[layer.module], (layer.detected.channels,)
+        if any(getattr(getattr(new, name, None), "shape", None) != shape for name in ("weight", "bias")):
+            raise ValueError(
+                f"convert_norm: {located(layer)}: calibrate= sets a weight and a bias for each channel, which the new "
+                f"layer does not have. Give affine=True, or exclude it with skip=. The model is unchanged."
+            )
+    targets = output_targets(model, {layer.name: layer.module for layer in layers}, calibrate)
     warn_of_optimizer(model, replace)
-    if entry.standardizes_weights:
-        standardize_convolutions(model, next(iter(cast("dict[Any, WSGroupNorm]", replace).values())).weight_eps)
+    with ExitStack() as undo:
+        model = replace_layers(model, replace)
+        undo.callback(replace_layers, model, {new: old for old, new in replace.items()})
+        calibrate_layers(model, {layer.name: replace[layer.module] for layer in layers}, targets, calibrate)
+        undo.pop_all()
+    return model
+
+
+def replace_layers(model: nn.Module, replace: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Replace layers, and standardize the convolutions of a model with ``gn_ws``; of no other."""
+    if standardizing := [new for new in replace.values() if isinstance(new, WSGroupNorm)]:
+        standardize_convolutions(model, standardizing[0].weight_eps)
     model = swap_modules(model, replace)
     if not any(isinstance(module, WSGroupNorm) for module in model.modules()):
         for module in model.modules():
@@ -262,7 +300,10 @@ def build_layer(
     """
     old, detected = layer.module, layer.detected
     factory: Any = norm_class(entry, dim) if dim else nn.SyncBatchNorm if entry.name == "bn" else SyncContinualNorm
-    carried = {k: v for k, v in detected.options.items() if k in layer_parameters(factory) and k not in entry.preset}
+    taken = layer_parameters(factory)
+    carried = {k: v for k, v in detected.options.items() if k in taken and k not in entry.preset}
+    if carried.get("track_running_stats") is True:  # a default that instance norms do not have
+        del carried["track_running_stats"]
     options = {**carried, **with_num_groups(entry, detected.channels, options)}
     if entry.layers and options.get("num_groups") == "auto":  # a user's norm may not support automatic groups
         options["num_groups"] = auto_groups(detected.channels, one_position=dim == 1)

@@ -47,7 +47,7 @@ def is_installed(file: str) -> bool:
     """
     if file.startswith("<frozen "):
         return True
-    import sysconfig  # here, because the layers are imported fast
+    import sysconfig  # noqa: PLC0415, the layers are imported fast
 
     path = Path(file).resolve()
     folders = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")]

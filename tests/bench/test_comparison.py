@@ -55,7 +55,7 @@ def test_all_inputs_have_the_same_verdict() -> None:
     assert of_report is not None
     verdicts.append(of_report)
     frame = pd.DataFrame({"n": ["CN"] * 24 + ["BN"] * 24, "s": [*range(24)] * 2, "top1": CN + BN})
-    verdicts.append(compare(frame, by="n", seed="s", score="top1"))
+    verdicts += [decide(frame, by="n", seed="s", score="top1") for decide in (compare, bench.decide)]
     for verdict in verdicts:
         assert (verdict.outcome, verdict.interval, verdict.seeds) == ("higher", expected.interval, 24)
     assert str(verdicts[0]) == str(expected) and verdicts[-1].names == ("CN", "BN")
@@ -141,6 +141,8 @@ def test_what_is_not_two_experiments_is_an_error() -> None:
     frame = pd.DataFrame({"n": ["a", "b", "c"], "seed": [0, 0, 0], "x": [1.0, 2.0, 3.0]})
     with pytest.raises(UserError, match="the column has 3 values"):
         compare(frame, by="n", score="x")
+    with pytest.raises(UserError, match="24 and 23 scores"):
+        compare(CN, BN[1:])
     with pytest.raises(UserError, match="some seeds occur twice"):
         compare(pd.concat([frame[:2], frame[:2]]), by="n", score="x")
 

@@ -111,6 +111,8 @@ def compare(
         raise UserError("b=None: pass two experiments, or a DataFrame with by=.")
     else:
         first, second, names = _numbers(a), _numbers(b), ("a", "b")
+        if first and second and len(first) != len(second) and not (hasattr(a, "keys") and hasattr(b, "keys")):
+            raise UserError(f"{len(first)} and {len(second)} scores: arrays are paired by place. Pass them by seed.")
     if first is None or second is None:
         rule["first_seed"] = FIRST_SEED if first_seed is None else first_seed
         return _compare_records(a, b, score, moments, rule)

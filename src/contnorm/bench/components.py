@@ -444,10 +444,27 @@ def _definition_file(value: object) -> str | None:
     is_named = isinstance(value, FunctionType | type) and getattr(module, name, None) is value
     if not is_named or file is None or not file.endswith(".py") or not Path(file).is_file():
         return None
+    if not (is_installed(file) or _is_defined_once(Path(file), name)):
+        return None
     parts = [value] if isinstance(value, FunctionType) else filter(inspect.isfunction, vars(value).values())
     written_in = {Path(inspect.unwrap(part).__code__.co_filename).resolve() for part in parts}
     # A definition that is typed at a prompt may be in a module that has a file: after `python -i file.py`.
     return file if not written_in or is_installed(file) or Path(file).resolve() in written_in else None
+
+
+def _is_defined_once(file: Path, name: str) -> bool:
+    """Whether a file defines a name once at its top level and in no loop, so that the file tells what the name is."""
+    found = 0
+    with suppress(SyntaxError, ValueError):  # of a script that is being edited while it runs
+        pending = [(node, 1) for node in ast.parse(file.read_bytes()).body]
+        while pending:
+            node, times = pending.pop()
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found += times * (node.name == name)
+            elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+                times = 2 if isinstance(node, ast.For | ast.While) else times
+                pending += [(child, times) for child in ast.iter_child_nodes(node)]  # type: ignore[misc]
+    return found <= 1
 
 
 class _UnknownError(Exception):

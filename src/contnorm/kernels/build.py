@@ -3,6 +3,7 @@
 A library is compiled at its first use on a machine, and loaded from the cache afterwards. The name of its file has a
 hash of everything that it depends on: source, flags, compiler and processor. So a change of any of them compiles it
 again, and processes that compile the same library at once write the same file, each atomically.
+``python -m contnorm.kernels.build`` compiles both libraries of the package ahead, as when an image is prepared.
 
 The folder is ``$XDG_CACHE_HOME/contnorm/cpp``, by default in ``~/.cache``. Loading a library executes it, so the folder
 is created for the user alone. Without a compiler, without a cache folder, or on other systems than Linux there is no
@@ -25,6 +26,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -189,3 +191,17 @@ def compile_extension(name: str, cached: bool = False) -> Path:
     identity = [torch.__version__, str(torch.version.git_version), sysconfig.get_config_var("SOABI") or ""]
     source = Path(__file__).with_name(f"{name}.cpp")
     return compile_library(source, flags, libraries=libraries, depends_on=identity, cached=cached)
+
+
+def main() -> None:
+    """Compile the libraries that are not in the cache, and print what CN will use on this machine."""
+    reason = import_module("contnorm.kernels.cpp").unavailable_reason()
+    print(f"CN on a CPU: {'torch operators, since ' + reason if reason else 'the compiled kernel'}")
+    try:
+        print(f"CN on a GPU in eager loops: {compile_extension('replay')}")
+    except BuildError as error:
+        sys.exit(f"CN on a GPU in eager loops: calls go through Python, since {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,9 @@ in training, and the moments of the batches are pooled.
 Samples may have weights w_i. The mean is then the sum of w_i x_i over all samples and positions, divided by the sum of
 w_i over the same, and the variance that of the squared deviations from it. The unbiased variance that buffers store is
 the biased one times n / (n - 1), with the effective number of values n = (sum of w_i)^2 / (sum of w_i^2).
+
+The same sweep calibrates the layers of a converted model. Where all batches have arrived at a layer, the moments of its
+outputs without weight and bias are pooled over the inputs, too, and set its weight and bias.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ from contnorm.moments.pooling import (
     Meetings,
     Moments,
     NoLockstepError,
+    NonFiniteMomentsError,
     PooledMoments,
     WeightGroups,
     group_by_weight,
@@ -60,6 +64,7 @@ from contnorm.moments.pooling import (
 
 Call = Callable[[nn.Module, Any], object]
 Weights = Callable[[Any], Tensor | float]
+Use = Callable[[nn.Module, Tensor, WeightGroups | None], None]  # what is done with an input of a layer
 
 # The names of labels in batches of transformers' data sets and collators.
 _LABELS = frozenset(("label", "labels", "label_ids"))
@@ -67,6 +72,8 @@ _LABELS = frozenset(("label", "labels", "label_ids"))
 MOST_THREADS = 1024
 # Activations alive at a norm layer, in multiples of its input: input, output, residual and the next layer's output.
 ALIVE = 4
+# Of outputs without weight and bias, whose scale is 1: below it, a channel is constant up to rounding.
+LEAST_DEVIATION = 1e-6
 
 
 @dataclass(frozen=True)
@@ -184,14 +191,7 @@ def reestimate(
         ...     print(model[0].running_mean)
         tensor([500.])
     """
-    if isinstance(batches, Tensor):
-        raise TypeError("reestimate: batches is a tensor, whose elements are samples. Give a list of batches: [x].")
-    if exact and isinstance(batches, Iterator):
-        raise TypeError(
-            f"reestimate: batches is a one-shot iterator ({type(batches).__name__}), and exact moments may need "
-            f"several passes over the data. Give a list, a DataLoader, or another object that can be iterated "
-            f"repeatedly; or exact=False, for approximate moments in one pass."
-        )
+    check_batches(batches, "reestimate: batches", not exact, "; or exact=False, for approximate moments in one pass")
     if process_group is not None and not (dist.is_available() and dist.is_initialized()):
         raise ValueError("reestimate: process_group is given, but torch.distributed is not initialized.")
     layers = moment_layers(model, frozen)
@@ -207,13 +207,7 @@ def reestimate(
         for name, layer in layers.items():
             undo.callback(set_stale, layer, marks[name])
             set_stale(layer, None)
-        with torch.no_grad(), evaluation_mode(model), ExitStack() as stack:
-            for module in model.modules():
-                if holds_moments(module) and stats_state(module)[0] == "batch":
-                    stack.enter_context(stats_mode(module))
-                if isinstance(module, _InstanceNorm) and module.track_running_stats:
-                    stack.enter_context(frozen_stats(module))  # it normalizes instances, as in training
-                    module.training = True
+        with measuring(model):
             pools = measurement.exact(batches) if exact else measurement.approximate(batches)
         if not pools:
             raise ValueError("reestimate: no data reached a norm layer with running moments. Give batches of samples.")
@@ -222,6 +216,91 @@ def reestimate(
     for name in layers.keys() - pools.keys():
         set_stale(layers[name], marks[name])
     return Reestimated({name: layers[name] for name in pools}, {name: old[name] for name in pools}, marks)
+
+
+def check_batches(batches: Iterable[Any], what: str, once: bool = False, otherwise: str = "") -> None:
+    """Raise a TypeError for a tensor and, unless batches are read ``once``, for an iterator."""
+    if isinstance(batches, Tensor):
+        raise TypeError(f"{what} is a tensor, whose elements are samples. Give a list of batches: [x].")
+    if not once and isinstance(batches, Iterator):
+        raise TypeError(
+            f"{what} is a one-shot iterator ({type(batches).__name__}), and several passes over the data may be "
+            f"needed. Give a list, a DataLoader, or another object that can be iterated repeatedly{otherwise}."
+        )
+
+
+@contextmanager
+def measuring(model: nn.Module) -> Iterator[None]:
+    """Context manager for evaluation mode without gradients, in which layers with running moments use them."""
+    with torch.no_grad(), evaluation_mode(model), ExitStack() as stack:
+        for module in model.modules():
+            if holds_moments(module) and stats_state(module)[0] == "batch":
+                stack.enter_context(stats_mode(module))
+            if isinstance(module, _InstanceNorm) and module.track_running_stats:
+                stack.enter_context(frozen_stats(module))  # it normalizes instances, as in training
+                module.training = True
+        yield
+
+
+# --- calibration ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def output_targets(model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable[Any]) -> dict[str, Moments]:
+    """Return mean and standard deviation of the outputs of each layer that batches reach, in evaluation mode.
+
+    A deviation has the sign of the layer's weight: outputs that decrease with the inputs shall do so in another norm.
+    Of a layer with an activation, these are the values before it.
+    """
+    pools = {name: PooledMoments() for name in layers}
+    with evaluation_mode(model), ExitStack() as stack:
+        for name, layer in layers.items():
+
+            def hook(module: nn.Module, args: Any, output: Any = None, name: str = name) -> None:
+                pools[name].add_input(nn.Identity(), args[0] if output is None else output, None)
+
+            own: Any = layer
+            acts = isinstance(getattr(layer, "drop", None), nn.Module)
+            handle = own.drop.register_forward_pre_hook(hook) if acts else own.register_forward_hook(hook)
+            stack.callback(handle.remove)
+        for batch in batches:
+            call_on_batch(model, batch)
+    targets = {}
+    for name, pool in pools.items():
+        if pool.count:
+            weight = getattr(layers[name], "weight", None)
+            deviation = (pool.squares / pool.total).sqrt()
+            targets[name] = pool.mean, deviation if weight is None else deviation.copysign(weight.to(deviation))
+    if not targets:
+        raise ValueError("convert_norm: no data of calibrate reached a norm layer. Give batches of samples.")
+    return targets
+
+
+def calibrate_layers(
+    model: nn.Module, layers: Mapping[str, nn.Module], targets: Mapping[str, Moments], batches: Iterable[Any]
+) -> None:
+    """Set weight and bias of layers so that their outputs have the target moments, and re-estimate running moments.
+
+    Args:
+        model: The model.
+        layers: The layers, with a weight and a bias for each channel.
+        targets: Mean and deviation of the outputs, by layer, as `output_targets` returns them.
+        batches: Batches that can be iterated repeatedly.
+
+    Raises:
+        ValueError: If the moments cannot be measured. All layers are as before.
+    """
+    layers = {name: layers[name] for name in targets}
+    held = [t for layer in layers.values() for t in (*layer._parameters.values(), *layer._buffers.values())]
+    old = [(tensor, tensor.clone()) for tensor in held if tensor is not None]
+    with ExitStack() as undo, measuring(model):
+        for tensor, value in old:
+            undo.callback(tensor.detach().copy_, value)
+        for layer in layers.values():
+            undo.callback(set_stale, layer, stale_moments(layer))
+            set_stale(layer, None)
+        _Measurement(model, layers, call_on_batch, None, None, targets).exact(batches)
+        undo.pop_all()
 
 
 class ChainedBatches:
@@ -306,12 +385,21 @@ def to_model_device(model: nn.Module, x: Any) -> Any:
 
 
 class _Measurement:
-    """The moments of the layers of a model, pooled over batches and processes."""
+    """The moments of the layers of a model, pooled over batches and processes; with targets, their calibration."""
 
     def __init__(
-        self, model: nn.Module, layers: dict[str, nn.Module], run: Call, weights: Weights | None, group: Any
+        self,
+        model: nn.Module,
+        layers: dict[str, nn.Module],
+        run: Call,
+        weights: Weights | None,
+        group: Any,
+        targets: Mapping[str, Moments] | None = None,
     ) -> None:
         self.model, self.layers, self.run, self.weights, self.group = model, layers, run, weights, group
+        self.targets = targets
+        keeping = (name for name, layer in layers.items() if targets is None or moment_layers(layer, "lift"))
+        self.keeping = frozenset(keeping)  # the layers with running moments
         self.meetings: Meetings | None = None
         self.pools: dict[str, PooledMoments] = {}
 
@@ -361,8 +449,8 @@ class _Measurement:
     def _run_passes(self, batches: Iterable[Any]) -> None:
         calls: list[str] = []  # the layers in the order of their calls, of the first batch
         settled = 0
-        while settled < max(1, len(calls)):
-            pool = PooledMoments()
+
+        def visit(use: Use) -> None:
             for batch in batches:
                 if not calls:
                     self._run(batch, self.layers, lambda name, layer, x: calls.append(name))
@@ -372,15 +460,20 @@ class _Measurement:
 
                     def add(name: str, layer: nn.Module, x: Tensor) -> None:
                         nonlocal remaining
-                        pool.add_input(layer, x, groups)  # noqa: B023 - called in this iteration alone
+                        use(layer, x, groups)  # noqa: B023 - called in this iteration alone
                         remaining -= 1
                         if not remaining:
                             raise StopForward
 
                     self._run(batch, [calls[settled]], add)
+
+        while settled < max(1, len(calls)):
+            pool = PooledMoments()
+            if not calls or calls[settled] in self.keeping:
+                visit(pool.add_input)
             if not calls:
                 return
-            self._settle(calls[settled], pool)
+            self._settle(calls[settled], pool, visit)
             settled += 1
 
     def _groups(self, batch: Any) -> WeightGroups | None:
@@ -399,10 +492,30 @@ class _Measurement:
             stack.enter_context(suppress(StopForward))
             self.run(self.model, batch)
 
-    def _settle(self, name: str, pool: PooledMoments) -> None:
-        """Write the moments of a layer with which the layers after it are measured, those of a training forward."""
-        pool = self.pools[name] = self._merged(name, pool)
-        write_moments(self.layers, {name: pool.moments(self.layers[name], normalizing=True)}, finite=True)
+    def _settle(self, name: str, pool: PooledMoments, visit: Callable[[Use], None]) -> None:
+        """Set a layer by its pooled inputs, for the layers after it; ``visit`` calls a function with each input.
+
+        The running moments are those of a training forward; in a calibration, those that stay.
+        """
+        layer: Any = self.layers[name]
+        if name in self.keeping:
+            pool = self._merged(name, pool)
+            moments = pool.moments(layer, normalizing=self.targets is None)
+            write_moments(self.layers, {name: moments}, finite=True)
+        if self.targets is not None:
+            mean, deviation = self.targets[name]
+            layer.weight.fill_(1)
+            layer.bias.zero_()
+            pool, plain = PooledMoments(), nn.Identity()
+            visit(lambda layer, x, groups: pool.add_input(plain, cast(Any, layer).forward(x), groups))
+            pool = self._merged(name, pool)
+            own = (pool.squares / pool.total).sqrt()
+            weight = deviation.to(own) / own.where(own > LEAST_DEVIATION, 1)
+            layer.weight.copy_(weight)
+            layer.bias.copy_(mean.to(own) - weight * pool.mean)
+            if not bool((layer.weight.isfinite() & layer.bias.isfinite()).all()):
+                raise NonFiniteMomentsError(name)
+        self.pools[name] = pool
 
     def _merged(self, name: str, pool: PooledMoments) -> PooledMoments:
         pool = pool if self.meetings is None else self.meetings.pool(name, pool)
@@ -435,7 +548,8 @@ class Lockstep:
         model: The model, in evaluation mode.
         layers: The layers to measure.
         run: A function that runs the model on a batch.
-        settle: Called with the name and the pooled moments of a layer, which it writes.
+        settle: Called with the name and the pooled moments of a layer, which it writes, and with a function that calls
+            another one with each of the layer's inputs.
         processes: The number of processes, which may share the memory of this machine.
     """
 
@@ -444,13 +558,14 @@ class Lockstep:
         model: nn.Module,
         layers: dict[str, nn.Module],
         run: Call,
-        settle: Callable[[str, PooledMoments], None],
+        settle: Callable[[str, PooledMoments, Callable[[Use], None]], None],
         processes: int = 1,
     ) -> None:
         self.model, self.layers, self.run, self.settle, self.processes = model, layers, run, settle, processes
         self.settled: set[str] = set()
         self.current: str | None = None  # the layer at which the batches gather
         self.pool = PooledMoments()
+        self.inputs: list[Tensor] = []  # of that layer
         self.index = 0  # of the batch whose forward pass runs
         self.error: BaseException | None = None
         self.batons: list[threading.Semaphore] = []
@@ -469,6 +584,7 @@ class Lockstep:
         device = next((t.device for t in (*self.model.parameters(), *self.model.buffers())), torch.device("cpu"))
         self.room = _free_memory(device, self.processes) // 2
         with ExitStack() as hooks:
+            hooks.callback(self.inputs.clear)
             for name, layer in self.layers.items():
                 hooks.callback(layer.register_forward_pre_hook(self._hook(name), with_kwargs=True).remove)
             if self.count == 1:
@@ -515,6 +631,10 @@ class Lockstep:
         if self.error is not None:
             raise self.error
 
+    def _visit(self, use: Use) -> None:
+        for x, groups in zip(self.inputs, self.groups, strict=True):
+            use(self.layers[cast(str, self.current)], x, groups)
+
     def _hook(self, name: str) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
             index = self.index
@@ -526,9 +646,11 @@ class Lockstep:
             elif name != self.current:
                 raise NoLockstepError
             self.pool.add_input(layer, x, self.groups[index])
+            self.inputs.append(x)
             if index == self.count - 1:
-                self.settle(name, self.pool)
+                self.settle(name, self.pool, self._visit)
                 self.settled.add(name)
+                self.inputs.clear()
             if self.count > 1:
                 self.batons[(index + 1) % self.count].release()
                 self.batons[index].acquire()

@@ -242,6 +242,31 @@ def test_lambdas_of_a_loop_are_different_runs(stream: bench.Stream) -> None:
     assert code_of(lambda x: x + 1) != code_of(lambda x: x + 2) and code_of(net(4)) == code_of(net(4))
 
 
+LOOP = """
+from contnorm.bench.components import identify
+codes = []
+for width in (4, 8):
+    def make(shape, outputs):
+        return width * outputs
+    codes.append(identify(make, "model", None, recorded=True).code)
+def net(shape, outputs): return 1
+codes.append(identify(net, "model", None, recorded=True).code)
+def net(shape, outputs): return 2
+codes.append(identify(net, "model", None, recorded=True).code)
+"""
+
+
+def test_file_that_defines_a_name_several_times_has_several_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hash of the file does not tell which definition is meant."""
+    write(tmp_path, defines_often=LOOP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module: Any = importlib.import_module("defines_often")
+    assert len(set(module.codes)) == 4 and None not in module.codes
+    monkeypatch.delitem(sys.modules, "defines_often")
+
+
 def test_recorded_object_that_cannot_be_described_needs_a_tag(stream: bench.Stream, tmp_path: Path) -> None:
     with (tmp_path / "open").open("w") as file:
         make = lambda shape, outputs: nn.Linear(12, file.write("6") * 6)  # noqa: E731

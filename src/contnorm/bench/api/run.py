@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 from rich.console import Console
@@ -34,6 +34,9 @@ from contnorm.bench.selection import IDENTITY, meant_key
 from contnorm.bench.sequential import ALPHA, FIRST_SEED, LAST_LOOK, MARGIN, Verdict, check_rule, looks_up_to
 from contnorm.bench.strategies.base import Strategy
 from contnorm.errors import UserError, escape_terminal, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _log = logging.getLogger("contnorm")
 
@@ -372,10 +375,12 @@ def run_experiments(
 
 
 def decide(
-    a: Mapping[str, Any] | Experiment,
-    b: Mapping[str, Any] | Experiment,
+    a: Mapping[str, Any] | Experiment | pd.DataFrame,
+    b: Mapping[str, Any] | Experiment | None = None,
     score: str | None = None,
     *,
+    by: str | None = None,
+    seed: str = "seed",
     margin: float = MARGIN,
     cases: int = 1,
     alpha: float = ALPHA,
@@ -398,8 +403,10 @@ def decide(
 
     Args:
         a, b: The experiments: results of `bench.run`, or dictionaries of the arguments of `run`, as in `run_all`, such
-            as ``{"norm": "cn"}``; or, to run nothing, recorded runs or numbers as `bench.compare` takes them.
+            as ``{"norm": "cn"}``; or, to run nothing, recorded runs, numbers or a DataFrame as `bench.compare` takes
+            them.
         score: Name of the score, such as ``"acc"`` or ``"aia"``; by default the first one.
+        by, seed: Columns of a DataFrame, as in `bench.compare`.
         margin, cases, alpha, max_seeds, first_seed: As in `bench.compare`.
         stream: The stream, or the name of one; by default that of the results.
         runs: Folder of records and checkpoints. Recorded runs are not repeated, and after a stop the same call
@@ -428,7 +435,7 @@ def decide(
     results = [side for side in sides if isinstance(side, Result) and side.stream is not None]
     described = [side for side in sides if isinstance(side, Mapping) and any(isinstance(key, str) for key in side)]
     if len(results) + len(described) < 2:
-        return compare(*sides, score, first_seed=first_seed, **rule)
+        return compare(*sides, score, by=by, seed=seed, first_seed=first_seed, **rule)
     if (stream is None) != bool(results):
         raise UserError(f"stream={stream!r}: pass the stream of experiments to be run; a result has its own.")
     shared: Any = stream if stream is not None else results[0].stream

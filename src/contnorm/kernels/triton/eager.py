@@ -15,6 +15,7 @@ any time.
 The environment variable ``CONTNORM_EAGER`` selects the path: ``auto`` (the default) loads the extension if it has been
 built, and otherwise builds it in the background, once, when a program has made `BUILD_AFTER` calls; ``cpp`` builds it
 at the first call and waits; ``python`` does not use it. Without a C++ compiler, Python is used.
+``python -m contnorm.kernels.build`` builds it ahead, so that also the first steps have it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from contnorm.kernels.triton import launch
 from contnorm.kernels.triton.launcher import CACHES_KERNELS, RecordedLaunch, can_use_kernels, recording
 
 MODES = ("auto", "cpp", "python")
-BUILD_AFTER = 2000  # calls, as of a hundred steps of a ResNet-18: a short script should not start a compiler
+BUILD_AFTER = 200  # calls, as of ten steps of a ResNet-18: a program that tries a few batches starts no compiler
 
 _log = logging.getLogger(__name__)
 Description = tuple[int, tuple[int, int, int], int, int, int, bool, bool, list[tuple[str, str, Any]]]
@@ -213,6 +214,7 @@ def _count(x: Tensor) -> None:
             activate()
         elif _calls >= BUILD_AFTER:
             _state = "building"
+            _log.info("CN: building the C++ host path in the background; until it is there, steps go through Python")
             threading.Thread(target=activate, name="contnorm-build", daemon=True).start()
 
 
