@@ -106,8 +106,12 @@ def detect_norm(module: nn.Module, treat_as: TreatAs = MappingProxyType({})) -> 
     base: Any = vars(cls).get("normalizes_as", next((c for c in cls.__mro__ if c in known), None))
     norm, dim = known.get(base, ("", None))
     full_name = f"{cls.__module__}.{cls.__qualname__}"
-    if (registered := _registered_norm(module)) is not None:
-        return _describe(module, registered.name, registered=registered)
+    if (made := NORMS.get(vars(module).get("_contnorm_norm", ""))) is not None and made.layers:  # by `create_norm`
+        return _describe(module, made.name, registered=made)
+    if cls.__module__.partition(".")[0] not in ("torch", "contnorm"):
+        for entry in NORMS.values():
+            if cls in entry.layers.values():
+                return _describe(module, entry.name, registered=entry)
     if cls in treat_as:
         return _describe(module, find_norm(treat_as[cls])[0].name, dim, per_position=isinstance(module, nn.LayerNorm))
     if "FrozenBatchNorm" in cls.__name__ and not module._parameters:
@@ -140,16 +144,6 @@ def _known_classes() -> dict[Any, Kind]:
         for dim in () if entry.layers else DIMS:
             classes.setdefault(norm_class(entry, dim), (entry.name, dim))
     return {**_TORCH, **classes}
-
-
-def _registered_norm(module: nn.Module) -> NormInfo | None:
-    """Return the registered norm whose class a module has, or of which `create_norm` made it; None if there is none."""
-    name = vars(module).get("_contnorm_norm", "")
-    if name in NORMS and NORMS[name].layers:
-        return NORMS[name]
-    if type(module).__module__.partition(".")[0] in ("torch", "contnorm"):
-        return None
-    return next((entry for entry in NORMS.values() if type(module) in entry.layers.values()), None)
 
 
 def _describe(

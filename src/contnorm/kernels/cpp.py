@@ -113,16 +113,12 @@ def auto_selects(x: Tensor) -> bool:
     )
 
 
-def _can_run(x: Tensor) -> bool:
-    return is_plain(x) and is_untraced()
-
-
 def moment_update(
     mean: Tensor | None, var: Tensor | None, counter: Tensor | None, momentum: float | Tensor, count: int
 ) -> MomentUpdate | None:
     """Describe the update of running moments by a batch of ``count`` values per channel; None if the kernel can't."""
     update = reference.moment_update(mean, var, counter, momentum, count)
-    if update is None or update.weight is not None or mean is None or not _can_run(mean):
+    if update is None or update.weight is not None or mean is None or not (is_plain(mean) and is_untraced()):
         return None
     writable = all(type(t) is Tensor and t.dtype == torch.float32 and not t.is_inference() for t in (mean, var))
     return update if writable else None
@@ -144,7 +140,7 @@ def train(
     has been updated.
     """
     check_parameters(x, weight, bias, *(() if running is None else running[:2]))
-    if not _can_run(x):
+    if not (is_plain(x) and is_untraced()):
         y, mean, var = analytic.plain_training(x, weight, bias, residual, eps, num_groups, relu)
         return y, BatchMoments(mean, var)
     settings = eps, num_groups, relu
@@ -169,7 +165,7 @@ def evaluate(
 ) -> Tensor:
     """Normalize with the given moments, add the residual, apply ReLU."""
     check_parameters(x, mean, var, weight, bias)
-    if not _can_run(x):
+    if not (is_plain(x) and is_untraced()):
         return analytic.plain_evaluation(x, mean, var, weight, bias, residual, eps, num_groups, relu)
     settings = eps, num_groups, relu
     y: Tensor = analytic.Evaluation.apply(_evaluate, settings, x, mean, var, weight, bias, residual)  # type: ignore[no-untyped-call]

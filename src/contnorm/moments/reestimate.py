@@ -101,8 +101,8 @@ class Reestimated:
     def restore(self) -> None:
         """Restore the old moments."""
         write_moments(self._layers, self._old)
-        for name, layer in self._layers.items():
-            set_stale(layer, self._marks[name])
+        for name in self._marks.keys() & self._layers.keys():
+            set_stale(self._layers[name], self._marks[name])
 
     def __enter__(self) -> Reestimated:
         return self
@@ -200,20 +200,21 @@ def reestimate(
             f"reestimate: {type(model).__name__} has no norm layer with running moments to estimate. See "
             f"contnorm.summarize(model)."
         )
-    old, marks = read_moments(layers), {name: stale_moments(layer) for name, layer in layers.items()}
+    marks = {name: mark for name, layer in layers.items() if (mark := stale_moments(layer)) is not None}
+    old = read_moments(layers)
     measurement = _Measurement(model, layers, call or call_on_batch, weights, process_group)
     with ExitStack() as undo:
         undo.callback(write_moments, layers, old)
-        for name, layer in layers.items():
-            undo.callback(set_stale, layer, marks[name])
-            set_stale(layer, None)
+        for name, mark in marks.items():
+            undo.callback(set_stale, layers[name], mark)
+            set_stale(layers[name], None)
         with measuring(model):
             pools = measurement.exact(batches) if exact else measurement.approximate(batches)
         if not pools:
             raise ValueError("reestimate: no data reached a norm layer with running moments. Give batches of samples.")
         write_moments(layers, {name: pool.moments(layers[name]) for name, pool in pools.items()}, finite=True)
         undo.pop_all()
-    for name in layers.keys() - pools.keys():
+    for name in marks.keys() - pools.keys():
         set_stale(layers[name], marks[name])
     return Reestimated({name: layers[name] for name in pools}, {name: old[name] for name in pools}, marks)
 

@@ -43,13 +43,6 @@ def resolve(values: Mapping[str, Any], data_root: Path) -> RunConfig:
         weights = weights_hash(config.model.weights, config.model.name)
         config = replace(config, model=replace(config.model, weights_hash=weights))
     check_stream(config.stream)
-    _check_evaluation(config, spec)
-    strategy = resolve_strategy(config.strategy, values.get("strategy", {}))
-    return replace(config, strategy=strategy, memory=resolve_memory(config.memory), norm=resolve_user_norm(config.norm))
-
-
-def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
-    """Reject scores, moments and weights that need tasks where the learner knows none."""
     evaluate, scenario = config.evaluate, config.stream.scenario
     if spec.kind == "multi-label" and evaluate.ahead:
         raise UserError(f"evaluate.ahead=true: {spec.name} is multi-label. Use evaluate.ahead=false.")
@@ -64,6 +57,8 @@ def _check_evaluation(config: RunConfig, spec: StreamSpec) -> None:
         raise UserError(
             f"evaluate.weights={evaluate.weights}: needs evaluate.moments=memory, and a stream with tasks. Use plain."
         )
+    strategy = resolve_strategy(config.strategy, values.get("strategy", {}))
+    return replace(config, strategy=strategy, memory=resolve_memory(config.memory), norm=resolve_user_norm(config.norm))
 
 
 def find_source(spec: StreamSpec, requested: str | None, root: Path) -> str:

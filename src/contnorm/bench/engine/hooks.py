@@ -181,17 +181,6 @@ class NormHooks:
         self.max_tasks: int | None = min((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
-def strategy_hooks(strategy: Strategy) -> set[str]:
-    """Return the names of the hooks that the class of a strategy overrides.
-
-    Example:
-        >>> from contnorm.bench import EWC
-        >>> sorted(strategy_hooks(EWC()))
-        ['on_task_end']
-    """
-    return {hook for hook in STRATEGY_HOOKS if getattr(type(strategy), hook) is not getattr(Strategy, hook)}
-
-
 def task_info(stream: TaskSequence, plan: Plan, task: int) -> TaskInfo:
     """Return the description of a task that hooks get."""
     labels = stream.train.label[stream.train.task == task]

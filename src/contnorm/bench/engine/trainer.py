@@ -24,12 +24,12 @@ from contnorm.bench.components import user_code_errors, user_parts
 from contnorm.bench.config.schema import RunConfig, TrainConfig
 from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.hooks import (
+    STRATEGY_HOOKS,
     NormHooks,
     UserCode,
     check_network,
     check_run,
     seeded_generators,
-    strategy_hooks,
     task_info,
     task_items,
 )
@@ -39,7 +39,7 @@ from contnorm.bench.models.build import build_model
 from contnorm.bench.plan import Indices, PlanCache, Step
 from contnorm.bench.rng import seed_for
 from contnorm.bench.strategies import build_strategy
-from contnorm.bench.strategies.base import Batch, OutputMask, TaskData, check_loss, tagged_passes
+from contnorm.bench.strategies.base import Batch, OutputMask, Strategy, TaskData, check_loss, tagged_passes
 from contnorm.bench.streams.device import DeviceImages, DeviceStream, ImageFeed, PrefetchedFeed
 from contnorm.bench.streams.tasks import Items
 from contnorm.errors import UserCodeError, UserError
@@ -90,7 +90,8 @@ class Trainer:
         plans = plans or PlanCache(source)
         with self.seeded("strategy"):
             self.strategy = build_strategy(config.strategy)
-        self._hooks = strategy_hooks(self.strategy)
+        kind = type(self.strategy)
+        self._hooks = {hook for hook in STRATEGY_HOOKS if getattr(kind, hook) is not getattr(Strategy, hook)}
         stream, self.plan = plans.of(config, seed, self.strategy.draws)
         shape = stream.source.train_images.shape[1:]
         with seeded_generators(seed_for(seed, "init"), torch.device("cpu")):
@@ -218,7 +219,7 @@ class Trainer:
             self._replayed[sizes] = torch.split(replayed, list(sizes))
         # Without a norm or a strategy that reads them, there are no tags: they then cost no time.
         replayed_parts = self._replayed.get(sizes, (None,) * len(sizes))
-        x = self.data.seen(self.feed.pixels, row.image, row.task, row.views)
+        x = self.data.seen(self.feed.pixels[row.image], row.task, row.views)
         label = self.data.train.label[row.label] if self.data.sequence.multi_label else row.label
         parts = [torch.split(t, list(sizes)) for t in (x, label, row.task, row.slots)]
         (x, label, task, write, replayed), *draws = zip(*parts, replayed_parts, strict=True)
@@ -517,7 +518,12 @@ def build_step_table(
     label = items.label[samples] if items.label.ndim == 1 else samples
     slots = table_of(steps, lambda step: (step.write, *step.replay_slots))
     written = len(first.write)
-    slots[:, :written] = _last_writers(slots[:, :written], spare)
+    # Each slot keeps its last writer; all other samples go to the spare slot.
+    order = np.argsort(slots[:, :written], axis=1, kind="stable")
+    ranked = np.take_along_axis(slots[:, :written], order, axis=1)
+    is_last = np.ones(ranked.shape, dtype=bool)
+    is_last[:, :-1] = ranked[:, :-1] != ranked[:, 1:]
+    np.put_along_axis(slots[:, :written], order, np.where(is_last & (ranked != NOT_STORED), ranked, spare), axis=1)
     columns = [np.stack(images), label, items.task[samples], slots]
     if first.stream_views is not None:
         columns.append(table_of(steps, lambda step: (step.stream_views, *(step.replay_views or ()))))
@@ -531,17 +537,6 @@ def table_of(steps: Sequence[Step], parts: Callable[[Step], tuple[Any, ...]]) ->
     They are stacked in one call, since a stretch has thousands of steps.
     """
     return np.concatenate([part for step in steps for part in parts(step)]).reshape(len(steps), -1)
-
-
-def _last_writers(write: Indices, spare: int) -> Indices:
-    """Keep each slot of a row at its last writer only; all other samples go to the spare slot."""
-    order = np.argsort(write, axis=1, kind="stable")
-    ranked = np.take_along_axis(write, order, axis=1)
-    last = np.ones(write.shape, dtype=bool)
-    last[:, :-1] = ranked[:, :-1] != ranked[:, 1:]
-    slots = np.empty_like(write)
-    np.put_along_axis(slots, order, np.where(last & (ranked != NOT_STORED), ranked, spare), axis=1)
-    return slots
 
 
 def stretch_end(steps: Sequence[Step], start: int) -> int:

@@ -195,21 +195,15 @@ class DeviceStream:
 
     def train_x(self, items: Tensor, views: Tensor | None = None) -> Tensor:
         """Return the inputs (B, C, H, W) of training items, in float32."""
-        return self._inputs(self.images.train, self.train.image[items], self.train.task[items], views)
+        return self.seen(self.images.train[self.train.image[items]], self.train.task[items], views)
 
     def test_x(self, items: Tensor) -> Tensor:
         """Return the inputs (B, C, H, W) of test items, in float32."""
         images = self.images.train if self.sequence.held_out else self.images.test
-        return self._inputs(images, self.test.image[items], self.test.task[items], None)
+        return self.seen(images[self.test.image[items]], self.test.task[items])
 
-    def _inputs(self, images: SplitImages, image: Tensor, task: Tensor, views: Tensor | None) -> Tensor:
-        if images.whole:
-            return self.seen(images.pixels, image, task, views)
-        return self.seen(images[image], torch.arange(len(image), device=self.device), task, views)
-
-    def seen(self, pixels: Tensor, image: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
-        """Return network inputs of the selected images: permuted by task or augmented, and normalized."""
-        x = pixels[image]
+    def seen(self, x: Tensor, task: Tensor, views: Tensor | None = None) -> Tensor:
+        """Return network inputs of images: permuted by task or augmented, and normalized."""
         if self.permutations is not None:
             x = x.flatten(1).gather(1, self.permutations[task]).view(x.shape)
         if views is not None:
