@@ -287,7 +287,7 @@ def test_repeated_build_changes_nothing(tmp_path: Path) -> None:
     assert build(listed, tmp_path / "few", SIDE) == first
     assert (tmp_path / "few" / MANIFEST).stat().st_mtime_ns == written
     for other, side in ((listed, 16), (replace(listed, test=listed.test[:2]), SIDE)):
-        with pytest.raises(UserError, match=r"few: contains another data set\. Delete it, .*--out"):
+        with pytest.raises(UserError, match=r"few: contains another data set\. Delete it, .*out="):
             build(other, tmp_path / "few", side)
 
 

@@ -361,7 +361,7 @@ def build(
         if about["made_of"] == key:
             return read_manifest(out)
         if about["complete"]:
-            raise UserError(f"{out}: contains another data set. Delete it, or use another folder with --out.")
+            raise UserError(f"{out}: contains another data set. Delete it, or use another folder (out=).")
     with new_folder(out) as folder:
         images, _ = decode_pictures(paths, side, "bicubic", folder, progress, jobs)
         arrays: dict[str, Any] = {}

@@ -143,11 +143,12 @@ class _Group:
     def steps(self, task: int, steps: int, stop: Callable[[], bool]) -> list[Event]:
         """Do some steps of a task."""
         started = last_check = time.perf_counter()
-        losses: Sequence[float | torch.Tensor] = [math.nan] * len(self.lanes)
+        losses: list[float | torch.Tensor] = [math.nan] * len(self.lanes)
         if self.graph is not None:  # steps are queued long before the device executes them: ``stop`` is called later
-            losses = self.graph.advance(steps)
+            losses = [*self.graph.advance(steps)]
         for _ in range(steps if self.graph is None else 0):
-            losses = [lane.trainer.step() for lane in self.lanes]
+            for number, lane in enumerate(self.lanes):
+                losses[number] = lane.trainer.step()
             if time.perf_counter() - last_check > ASK_EVERY:  # for slow steps only: the caller asks after fast ones
                 last_check = time.perf_counter()
                 if stop():
