@@ -298,3 +298,36 @@ X, Y = torch.zeros(4, 3), torch.zeros(4).long()
 def test_wrong_input_raises(tasks: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cn.diagnose(nn.BatchNorm1d(3), tasks, **options)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "pairs", "loader", "generator"])
+def test_new_data_without_tasks_is_measured_layer_by_layer(kind: str, tmp_path: Path) -> None:
+    """Of a frozen model; the second norm is measured behind the first one with the moments of the data."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Tanh(), nn.BatchNorm1d(2)).double()
+    x = torch.randn(60, 2).double() * 2 + 1
+    cn.freeze_norms(model)
+    chance = torch.random.get_rng_state()
+    batches: Any = list(x.split(20)) if kind != "generator" else (part for part in [x])
+    if kind in ("pairs", "loader"):
+        batches = [(part, torch.zeros(20).long()) for part in batches]
+    found = cn.diagnose(model, DataLoader(TensorDataset(x), 20, shuffle=True) if kind == "loader" else batches)
+    second = ((x - x.mean(0)) / (x.var(0, False) + 1e-5).sqrt()).tanh()
+    for layer, signal in zip(found.layers, (x, second), strict=True):
+        mean, var = signal.mean(0), signal.var(0)
+        assert layer.running_oracle.mean == pytest.approx(mean.abs().sum().item(), rel=1e-9, abs=1e-12)
+        assert layer.running_oracle.var == pytest.approx((var - 1).abs().sum().item(), rel=1e-9)
+        assert layer.running_oracle.var_scaled == pytest.approx(((var - 1).abs().sum() / (var + 1e-5).sum()).item())
+    assert (found.tasks, found.running, list(found.as_dict()["layers"][0]["task_running"])) == ((), (), [])
+    assert "NaN" not in json.dumps(found.as_dict()) and found.sentence in " ".join(str(found).split())
+    assert torch.equal(torch.random.get_rng_state(), chance) and torch.equal(model[0].running_mean, torch.zeros(2))
+    found.draw(tmp_path / "drift.svg")
+    assert len(found.plot().axes) == 1
+
+
+def test_generators_and_labels_without_tasks_are_refused() -> None:
+    model, x = nn.BatchNorm1d(3), torch.randn(4, 3)
+    with pytest.raises(TypeError, match="diagnose: task 0 is a one-shot iterator"):
+        cn.diagnose(model, [iter([(x, Y)])])
+    with pytest.raises(ValueError, match="need labelled batches of each task"):
+        cn.diagnose(model, [x], learned=[90])

@@ -1,5 +1,6 @@
-"""Measure the cross-task normalization effect of a model: how much forgetting is caused by its running moments alone.
+"""Measure what the running moments of a model cost on its tasks, or how far they are from new data without labels.
 
+With tasks, it is the cross-task normalization effect: how much forgetting is caused by the running moments alone.
 Three sets of moments are compared in every layer with running moments: the running ones, the exact ones of each task's
 data, and the exact ones of all tasks' data (the oracle's, BN*). Exact moments are estimated layer by layer, with those
 of the previous layers already set. Accuracy is measured with all three; weights do not change.
@@ -8,12 +9,16 @@ Distances between moments are L1 norms over channels. A scaled distance makes la
 is divided by the sum over channels of sqrt(oracle variance + eps), and that of variances by the sum of oracle variance
 + eps. A scaled distance of 0.5 means that channel means differ by half a standard deviation, or variances by half of
 their value, on average over the layer; channels with small variance have little weight.
+
+Without tasks, nothing but the distances of the running moments to those of the given data is measured. The oracle's
+moments are then those of this data.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -29,6 +34,7 @@ from contnorm.moments.reestimate import (
     ChainedBatches,
     LayerMoments,
     call_on_first_element,
+    check_batches,
     generators_restored,
     reestimate,
     to_model_device,
@@ -78,7 +84,7 @@ class Diagnosis:
 
     Attributes:
         model: Class name of the model.
-        tasks: Names of the tasks.
+        tasks: Names of the tasks; empty for data without tasks, of which `layers` alone are known.
         layers: Distances of each layer; empty if the model has no running moments.
         running: Accuracy on each task with the running moments, in percent.
         oracle: Accuracy with the exact moments of all tasks' data.
@@ -109,8 +115,8 @@ class Diagnosis:
 
     @property
     def last_task_change(self) -> float:
-        """Accuracy points that the last task gains with the oracle's moments; negative if it loses."""
-        return self.oracle[-1] - self.running[-1]
+        """Accuracy points that the last task gains with the oracle's moments (negative: loses); NaN without tasks."""
+        return self.oracle[-1] - self.running[-1] if self.tasks else math.nan
 
     @property
     def forgotten(self) -> float | None:
@@ -122,6 +128,7 @@ class Diagnosis:
         """Accuracy points gained with the oracle's moments.
 
         The average is over all tasks but the last if `learned` is known, as for `forgotten`; otherwise over all tasks.
+        NaN without tasks.
         """
         return self._mean_gap(self.oracle, self.running)
 
@@ -132,6 +139,8 @@ class Diagnosis:
 
     def _mean_gap(self, high: Sequence[float], low: Sequence[float]) -> float:
         gaps = [a - b for a, b in zip(high, low, strict=True)]
+        if not gaps:
+            return math.nan
         # The last task can't be forgotten yet, so it counts only if forgetting is unknown.
         return fmean(gaps[:-1] if self.learned is not None and len(gaps) > 1 else gaps)
 
@@ -142,6 +151,16 @@ class Diagnosis:
             return (
                 f"{self.model} has no norm layer with running moments that could be re-estimated: none of what it "
                 f"forgets comes back that way, and the last task does not change."
+            )
+        drifts = [(getattr(x.running_oracle, f"{k}_scaled"), x.layer, k) for x in self.layers for k in ("mean", "var")]
+        drift, name, kind = max(drifts, key=lambda entry: entry[0])
+        layer, kind = f"layer {name}" if name else "the model itself", "mean" if kind == "mean" else "variance"
+        drifted = "no layer's moments have drifted" if drift < 0.005 else f"{layer}'s {kind} has drifted most"
+        if not self.tasks:
+            mean, var = (fmean(getattr(x.running_oracle, f"{k}_scaled") for x in self.layers) for k in ("mean", "var"))
+            return (
+                f"Scaled distances of the running moments to those of the data are {mean:.2f} for means and {var:.2f} "
+                f"for variances, on average over the layers; {drifted}."
             )
         recovered = round(self.recovered, 1) + 0.0  # not -0.0
         forgotten, change = self.forgotten, self.last_task_change
@@ -154,16 +173,21 @@ class Diagnosis:
         interval = _interval(self.recovered_interval, f" over {len(self.seeds)} seeds")
         last = f"{'gains' if change > 0 else 'loses'} {abs(change):.1f} points"
         last = f"the last task {'does not change' if abs(change) < 0.05 else last}"
-        drifts = [(getattr(x.running_oracle, f"{k}_scaled"), x.layer, k) for x in self.layers for k in ("mean", "var")]
-        drift, name, kind = max(drifts, key=lambda entry: entry[0])
-        layer, kind = f"layer {name}" if name else "the model itself", "mean" if kind == "mean" else "variance"
-        drifted = "no layer's moments have drifted" if drift < 0.005 else f"{layer}'s {kind} has drifted most"
         data = "" if self.held_out else " (Accuracy is that on the data the moments were estimated from.)"
         last += _interval(self.last_task_interval)
         return f"Re-estimated moments recover {effect}{interval}; {last}; {drifted}.{data}"
 
     def table(self) -> str:
         """Table of accuracies by task, and of distances by layer (two rows each; per-task distances are averaged)."""
+        if not self.tasks:
+            rows = [["layer", "mean", "variance"]]
+            rows += [
+                [x.layer or "(the model)", *(_cell((x.running_oracle,), kind) for kind in ("mean", "var"))]
+                for x in self.layers
+            ]
+            return (
+                f"L1 distances of running moments to those of the data (scaled by the layer's spread)\n{_aligned(rows)}"
+            )
         columns = {"learned": self.learned, "running": self.running}
         if self.layers:
             columns |= {"oracle": self.oracle, "task's own": self.own}
@@ -185,7 +209,7 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """Convert to plain numbers, strings, lists and dicts for JSON."""
-        names = ("forgotten", "recovered", "share", "last_task_change", "sentence")
+        names = ["sentence", *(("forgotten", "recovered", "share", "last_task_change") if self.tasks else ())]
         return {**asdict(self), **{name: getattr(self, name) for name in names}}
 
     def draw(self, path: str | Path) -> None:
@@ -204,6 +228,7 @@ class Diagnosis:
         from contnorm.bench.figures import with_png  # needs numpy, which matplotlib has and torch alone has not
 
         panels = [_draw_accuracies, _draw_drift, _draw_distances] if self.layers else [_draw_accuracies]
+        panels = panels if self.tasks else [_draw_drift]
         size = (len(panels) * max(4.6, 0.34 * len(self.tasks)), max(4.6, 1.6 + 0.22 * len(self.layers)))  # inches
         with matplotlib.rc_context({"text.parse_math": False}):  # a dollar sign in a name is not a formula
             figure = Figure(figsize=size, layout="constrained")  # not pyplot's, so a notebook keeps its backend
@@ -361,14 +386,18 @@ def _draw_distances(axes: Axes, result: Diagnosis) -> None:
 
 def diagnose(
     model: nn.Module,
-    batches_by_task: ByTask,
+    batches_by_task: ByTask | Iterable[Any],
     *,
     test_by_task: ByTask | None = None,
     learned: Sequence[float] | Mapping[Any, float] | None = None,
     predict: Predict | None = None,
     call: Call | None = None,
 ) -> Diagnosis:
-    """Measure how much of a model's forgetting is caused by its running moments, by task and by layer.
+    """Measure how much of a model's forgetting is caused by its running moments, or how far they are from new data.
+
+    With the labelled data of tasks, accuracy is measured with running and exact moments, by task, and distances of
+    moments by layer. With new data alone, without tasks and labels, the distances of the running moments to those of
+    this data are measured by layer.
 
     The model runs in evaluation mode without gradients. Afterwards its parameters, moments, modes and hooks are
     bit-identical to those before, and so are the random generators of Python and torch. Frozen moments are measured
@@ -378,6 +407,8 @@ def diagnose(
         model: Any model with norm layers that have running moments, of torch or of this package.
         batches_by_task: For each task, in training order, an iterable of batches ``(x, y)`` that can be iterated
             repeatedly; or a mapping from names of tasks to such iterables. The moments are estimated from these.
+            Or new data without tasks: a list of batches, a DataLoader or a generator, whose labels are ignored. A list
+            whose first element is a tensor or a mapping, or begins with a tensor as ``(x, y)`` does, is one of batches.
         test_by_task: Data for measuring accuracy, in the same form. By default accuracy is measured on
             ``batches_by_task``, and the sentence says so.
         learned: Accuracy on each task right after it was learned, in percent. It is needed to compute forgetting and
@@ -388,9 +419,11 @@ def diagnose(
         call: Function ``call(model, batch)`` that runs the model on a batch, by default ``model(x)``.
 
     Returns:
-        The diagnosis: ``.sentence``, ``.table()``, ``.draw(path)``, ``.as_dict()``, and the numbers.
+        The diagnosis: ``.sentence``, ``.table()``, ``.draw(path)``, ``.as_dict()``, and the numbers. The moments of a
+        generator are approximate, as with ``exact=False`` of `reestimate`.
 
     Raises:
+        TypeError: If the batches of a task are a generator, which can be iterated only once.
         ValueError: If a task has no data, if moments are not finite (NaN in the data, or a diverged model), or if
             `reestimate` can't determine a layer's moments.
 
@@ -402,10 +435,32 @@ def diagnose(
         >>> tasks = [[(x, x.argmax(1))], [(2 * x, x.argmax(1))]]
         >>> print(diagnose(model, tasks, test_by_task=tasks, learned=[100.0, 50.0]).sentence)
         Re-estimated moments recover 50.0 of the 50.0 points forgotten; the last task gains 50.0 points; layer ...
+
+        New data without labels:
+
+        >>> print(diagnose(model, [x, x]).sentence)
+        Scaled distances of the running moments to those of the data are 2.44 for means and 0.05 for variances, ...
     """
+    eps = {name: float(getattr(layer, "eps", 0.0)) for name, layer in moment_layers(model, "lift").items()}
+    layers: tuple[LayerDistances, ...] = ()
+    if not isinstance(batches_by_task, Mapping) and (
+        not isinstance(batches_by_task, Sequence) or any(map(_is_batch, batches_by_task[:1]))
+    ):
+        if test_by_task is not None or learned is not None or predict is not None:
+            raise ValueError("diagnose: test_by_task, learned and predict need labelled batches of each task.")
+        if eps:
+            exact = not isinstance(batches_by_task, Iterator)
+            with (
+                generators_restored(),
+                reestimate(model, batches_by_task, call=call, exact=exact, frozen="lift") as done,
+            ):
+                layers = tuple(_distances(name, m, [], eps[name]) for name, m in done.moments.items())
+        return Diagnosis(type(model).__name__, (), layers, (), (), ())
     train = _named(batches_by_task)
     test = train if test_by_task is None else _named(test_by_task)
     before = None if learned is None else _named(learned)
+    for task, batches in (*train.items(), *test.items()):
+        check_batches(batches, f"diagnose: task {task!r}")
     for name, other in (("test_by_task", test), ("learned", before)):
         if other is not None and set(other) != set(train):
             raise ValueError(f"diagnose: {name} has the tasks {list(other)} and batches_by_task {list(train)}.")
@@ -413,11 +468,9 @@ def diagnose(
     def accuracy(task: Any) -> float:
         return _accuracy(model, test[task], task, predict, call or call_on_first_element)
 
-    eps = {name: float(getattr(layer, "eps", 0.0)) for name, layer in moment_layers(model, "lift").items()}
     with torch.no_grad(), generators_restored(), evaluation_mode(model):
         running = tuple(map(accuracy, train))
         oracle, own = running, running
-        layers: tuple[LayerDistances, ...] = ()
         if eps:  # else no layer has moments, so all three accuracies are equal
             by_task: list[tuple[float, dict[str, LayerMoments]]] = []
             for task, batches in train.items():
@@ -431,6 +484,11 @@ def diagnose(
     past = None if before is None else tuple(float(before[task]) for task in train)
     held_out = test_by_task is not None
     return Diagnosis(type(model).__name__, tuple(map(str, train)), layers, running, oracle, own, past, held_out)
+
+
+def _is_batch(element: Any) -> bool:
+    first = element[0] if isinstance(element, tuple | list) and element else element
+    return isinstance(first, Tensor | Mapping)
 
 
 def _named(values: Sequence[Any] | Mapping[Any, Any]) -> dict[Any, Any]:

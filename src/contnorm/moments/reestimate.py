@@ -20,6 +20,12 @@ the biased one times n / (n - 1), with the effective number of values n = (sum o
 
 The same sweep calibrates the layers of a converted model. Where all batches have arrived at a layer, the moments of its
 outputs without weight and bias are pooled over the inputs, too, and set its weight and bias.
+
+With ``mix`` below 1 the moments of the data are blended with those that the model has (alpha-BN): mean and variance
+each become (1 - mix) * old + mix * measured. The variance has no term for the distance of the two means. That term
+belongs to the pooled data of both sources; here the old moments are a prior for those of the new data alone, and the
+two variances are two estimates of the same number. Layers are measured behind layers with blended moments, as the
+model will be used.
 """
 
 from __future__ import annotations
@@ -45,6 +51,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
+from contnorm.checks import in_float64
 from contnorm.detect import holds_moments
 from contnorm.moments.freeze import evaluation_mode, frozen_stats, set_stale, stale_moments, stats_mode, stats_state
 from contnorm.moments.pooling import (
@@ -122,6 +129,7 @@ def reestimate(
     *,
     weights: Weights | None = None,
     call: Call | None = None,
+    mix: float = 1.0,
     exact: bool = True,
     frozen: Frozen = "raise",
     process_group: Any = None,
@@ -144,11 +152,15 @@ def reestimate(
             (N,), or one number, the weight of each of its samples. Weights are numbers from 0, and only their ratios
             matter. Default: all samples have the same weight.
         call: A function ``call(model, batch)`` that runs the model on a batch, if the default does not apply.
+        mix: The weight of the given data, from 0 to 1: means and variances become (1 - mix) * old + mix * measured, as
+            in alpha-BN. Below 1, the moments that the model has are a prior, which counts when there is little data. A
+            prior worth N samples is mix = n / (n + N) for n samples.
         exact: False for approximate moments in one pass over a stream of any length, one batch in memory at a time.
-            Each batch is then normalized with its own moments, as by ``torch.optim.swa_utils.update_bn``, but means and
-            variances of the batches are combined to those of all data. Moments of layers without another such norm
-            before them are exact; those of later layers depend on the batch size. A layer that is called several times
-            normalizes each call with the moments of that call, and all its calls are pooled.
+            Each batch is then normalized with its own moments, as by ``torch.optim.swa_utils.update_bn`` (with ``mix``,
+            blended with the old ones), but means and variances of the batches are combined to those of all data.
+            Moments of layers without another such norm before them are exact; those of later layers depend on the batch
+            size. A layer that is called several times normalizes each call with the moments of that call, and all its
+            calls are pooled.
         frozen: What to do with layers whose moments are frozen (`freeze_stats`): ``"raise"`` an error; ``"lift"`` to
             set their moments too and leave them frozen; ``"keep"`` to leave their moments, so that later layers are
             measured with them.
@@ -162,8 +174,8 @@ def reestimate(
     Raises:
         TypeError: For a generator, which can be iterated only once, unless ``exact=False``; and for a tensor.
         ValueError: If there is no data, if the moments of a layer cannot be measured or are frozen, if the model has
-            an unknown layer with running moments, if weights do not fit the batches, or if with ``exact=False`` a batch
-            has one value per channel at a layer.
+            an unknown layer with running moments, if weights do not fit the batches, if ``mix`` is below 1 and the
+            old moments are stale, or if with ``exact=False`` a batch has one value per channel at a layer.
         NonFiniteMomentsError: If the moments of the data at a layer are NaN or infinite. It is a ValueError with the
             layer's name in ``layer``. After any error the model has its old moments.
 
@@ -184,6 +196,12 @@ def reestimate(
         ...     print(model[0].running_mean)
         tensor([5.])
 
+        Blended with the old mean of 0 and variance of 1:
+
+        >>> with reestimate(model, [torch.tensor([[2.0], [4.0], [6.0]])], mix=0.25):
+        ...     print(model[0].running_mean, model[0].running_var)
+        tensor([1.]) tensor([1.7500])
+
         Approximate moments of a stream, here a generator, which can be read only once:
 
         >>> stream = (torch.tensor([[step], [step + 1.0]]) for step in range(1000))
@@ -192,6 +210,8 @@ def reestimate(
         tensor([500.])
     """
     check_batches(batches, "reestimate: batches", not exact, "; or exact=False, for approximate moments in one pass")
+    if not 0 <= mix <= 1:
+        raise ValueError(f"reestimate: mix={mix} must be from 0 to 1, the weight of the given data.")
     if process_group is not None and not (dist.is_available() and dist.is_initialized()):
         raise ValueError("reestimate: process_group is given, but torch.distributed is not initialized.")
     layers = moment_layers(model, frozen)
@@ -201,8 +221,13 @@ def reestimate(
             f"contnorm.summarize(model)."
         )
     marks = {name: mark for name, layer in layers.items() if (mark := stale_moments(layer)) is not None}
+    if marks and mix < 1:
+        raise ValueError(
+            f"reestimate: the moments of layer {next(iter(marks))!r} are stale, those of another signal, and can't be "
+            f"blended. Call reestimate without mix first, if possible with data that the model was trained on."
+        )
     old = read_moments(layers)
-    measurement = _Measurement(model, layers, call or call_on_batch, weights, process_group)
+    measurement = _Measurement(model, layers, call or call_on_batch, weights, process_group, old=old, mix=mix)
     with ExitStack() as undo:
         undo.callback(write_moments, layers, old)
         for name, mark in marks.items():
@@ -212,7 +237,8 @@ def reestimate(
             pools = measurement.exact(batches) if exact else measurement.approximate(batches)
         if not pools:
             raise ValueError("reestimate: no data reached a norm layer with running moments. Give batches of samples.")
-        write_moments(layers, {name: pool.moments(layers[name]) for name, pool in pools.items()}, finite=True)
+        measured = {name: measurement.blend(name, pool.moments(layers[name])) for name, pool in pools.items()}
+        write_moments(layers, measured, finite=True)
         undo.pop_all()
     for name in marks.keys() - pools.keys():
         set_stale(layers[name], marks[name])
@@ -396,13 +422,25 @@ class _Measurement:
         weights: Weights | None,
         group: Any,
         targets: Mapping[str, Moments] | None = None,
+        old: Mapping[str, Moments] | None = None,
+        mix: float = 1.0,
     ) -> None:
         self.model, self.layers, self.run, self.weights, self.group = model, layers, run, weights, group
-        self.targets = targets
+        self.targets, self.old, self.mix = targets, old or {}, mix
         keeping = (name for name, layer in layers.items() if targets is None or moment_layers(layer, "lift"))
         self.keeping = frozenset(keeping)  # the layers with running moments
         self.meetings: Meetings | None = None
         self.pools: dict[str, PooledMoments] = {}
+
+    def blend(self, name: str, measured: Moments) -> Moments:
+        """Blend the measured moments of a layer with its old ones."""
+        if self.mix == 1:
+            return measured
+        mean, var = (
+            torch.lerp(in_float64(old).to(new.device), new, self.mix)
+            for old, new in zip(self.old[name], measured, strict=True)
+        )
+        return mean, var
 
     def exact(self, batches: Iterable[Any]) -> dict[str, PooledMoments]:
         """Measure all layers in one sweep; where that is not possible, in a pass for each call of a layer."""
@@ -435,7 +473,7 @@ class _Measurement:
                     f"more. With exact=False, each batch is normalized with its own moments: give larger batches."
                 )
             if own.count:
-                write_moments(self.layers, {name: own.moments(layer, normalizing=True)})
+                write_moments(self.layers, {name: self.blend(name, own.moments(layer, normalizing=True))})
             pools.setdefault(name, PooledMoments()).merge(own)
 
         with meetings_of(self.group) as self.meetings:
@@ -501,7 +539,7 @@ class _Measurement:
         layer: Any = self.layers[name]
         if name in self.keeping:
             pool = self._merged(name, pool)
-            moments = pool.moments(layer, normalizing=self.targets is None)
+            moments = self.blend(name, pool.moments(layer, normalizing=self.targets is None))
             write_moments(self.layers, {name: moments}, finite=True)
         if self.targets is not None:
             mean, deviation = self.targets[name]
