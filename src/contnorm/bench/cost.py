@@ -19,8 +19,6 @@ from contnorm.bench.records import Record, is_hash, read_record
 from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserError
 
-__all__ = ["CostModel", "count_steps"]
-
 # Seconds per sample of a training step, per GFLOP of the network: the order of magnitude on an H200 and on a CPU core.
 DEFAULT_RATES = {"cuda": 3e-4, "cpu": 1e-1}
 FASTEST_STEP = 2e-4  # seconds of a step of the smallest network

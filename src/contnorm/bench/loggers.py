@@ -24,22 +24,6 @@ from contnorm.bench.config.schema import RunConfig, StreamConfig, flatten_settin
 from contnorm.bench.metrics import TaskScores
 from contnorm.errors import UserError, import_library, unknown
 
-__all__ = [
-    "LOGGERS",
-    "CSVLogger",
-    "LoggedRun",
-    "Logger",
-    "MLflowLogger",
-    "TensorBoardLogger",
-    "WandbLogger",
-    "create_logger",
-    "default_log_folder",
-    "loss_metrics",
-    "score_metrics",
-    "system_metrics",
-    "task_metrics",
-]
-
 
 @dataclass(frozen=True)
 class LoggedRun:

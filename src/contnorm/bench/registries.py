@@ -12,7 +12,7 @@ from contnorm.bench.components import Component, ComponentKind, add_component, c
 from contnorm.bench.data.arrays import array_source, read_class_folders, read_npz
 from contnorm.bench.data.dataset import Progress, describe_stored, list_stored, new_folder, read_manifest, save_source
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, build, list_cocoseq, list_csv, list_nus_wideseq
-from contnorm.bench.data.registry import FETCHABLE, SOURCES, data_root, fetch
+from contnorm.bench.data.registry import SOURCES, data_root
 from contnorm.bench.memories import MEMORIES
 from contnorm.bench.models import NETWORKS
 from contnorm.bench.strategies import ALIASES, STRATEGIES
@@ -206,27 +206,6 @@ def add_dataset(
             raise UserError("add_dataset: give a folder of images or an .npz file.")
         save_source(source, partial, stream="arrays" if folder is None else "folder")
     return target
-
-
-def fetch_dataset(
-    name: str, root: str | Path | None = None, *, base: str | None = None, progress: Progress = lambda *_: None
-) -> None:
-    """Download a data set from its public source, verify it and unpack it.
-
-    Args:
-        name: Name of the data set, as in ``contnorm data``.
-        root: Folder of data sets; None for the default one.
-        base: Address to download from instead of the public source.
-        progress: Called with the name of a file, its bytes received so far, and its size.
-
-    Example:
-        >>> fetch_dataset("cocoseq")
-        Traceback (most recent call last):
-        contnorm.errors.UserError: unknown data set to download 'cocoseq'. There are: mnist, ...
-    """
-    if name not in FETCHABLE:
-        raise unknown("data set to download", name, FETCHABLE)
-    fetch(FETCHABLE[name], data_root(None if root is None else Path(root), create=True), base, progress)
 
 
 def build_dataset(

@@ -15,10 +15,11 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from contnorm import bench
+from contnorm.bench.data import registry
 from contnorm.bench.data.dataset import SPLITS, Manifest, find_stored, list_stored, read_manifest
 from contnorm.bench.data.multilabel import PUBLISHED_STREAMS, published_stream
 from contnorm.bench.data.registry import ENVIRONMENT, FETCHABLE, SOURCES, SourceSpec, data_root, location_of
-from contnorm.bench.registries import Listing, fetch_dataset, streams_of_source
+from contnorm.bench.registries import Listing, streams_of_source
 from contnorm.cli.common import DataRoot, console, print_lines, print_text, show_rows
 from contnorm.errors import UserError, unknown
 from contnorm.paper.recipe import find_recipe, recipe_names
@@ -97,8 +98,10 @@ def data(
         print_lines([f"{path}: {first}", *lines])
     else:
         if fetch:
+            if name not in FETCHABLE:
+                raise unknown("data set to download", name, FETCHABLE)
             with _bars(DownloadColumn()) as update:
-                fetch_dataset(name, data_root, base=base, progress=update)
+                registry.fetch(FETCHABLE[name], registry.data_root(data_root, create=True), base, update)
         if name:
             _show_data_set(name, data_root)
         else:

@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -126,7 +127,9 @@ class NormPlugin(SupervisedPlugin):
         known = set(self._converted)
         names = [layer.name for layer in norm_layers(strategy.model) if layer.module not in known]
         if self.to is not None and (names or not known):
-            strategy.model = convert_norm(strategy.model, self.to, only=names or None, **self.options)
+            # It would warn of the optimizer, which Avalanche makes again for each experience.
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                strategy.model = convert_norm(strategy.model, self.to, only=names or None, **self.options)
             self._converted = [layer.module for layer in norm_layers(strategy.model)]
 
 

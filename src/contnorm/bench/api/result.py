@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = ["Result"]
-
 
 class Result:
     """Results of one experiment: the same settings with several seeds.

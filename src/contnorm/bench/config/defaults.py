@@ -206,8 +206,8 @@ def run_names(config: RunConfig) -> tuple[str, str, str]:
         >>> run_names(RunConfig(StreamConfig("split-mnist", "digits"), norm=NormConfig("cn", 8)))
         ('split-mnist (digits)', 'single', 'cn8')
     """
-    stream, source = stream_name(config.stream), config.stream.source
-    if stream == config.stream.name and source not in (None, "mnist", stream.partition("-")[2], stream):
+    stream, source = stream_name(config.stream), (config.stream.source or "mnist").partition("@")[0]
+    if stream == config.stream.name and source not in ("mnist", stream.partition("-")[2], stream):
         stream += f" ({source})"
     if config.train.max_steps is not None:
         stream += f", first {config.train.max_steps} steps"
