@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tools.doc_figures import FIGURES, social_preview
 from tools.evidence import RECORDS
+from tools.evidence_runs import missing_table
 from tools.headline import answers_table, evidence_tables, results_table, speed_line
 from tools.svg import SCHEMES, svg_file
 
@@ -25,7 +26,13 @@ __all__ = ["figure_file", "filled", "pages", "preview_png"]
 ROOT = RECORDS.parents[1]
 FOLDER = ROOT / "docs" / "figures"
 PREVIEW = FOLDER / "social-preview.png"
-PARTS = {"answers": answers_table, "evidence": evidence_tables, "results": results_table, "speed": speed_line}
+PARTS = {
+    "answers": answers_table,
+    "evidence": evidence_tables,
+    "missing": missing_table,
+    "results": results_table,
+    "speed": speed_line,
+}
 PART = re.compile(r"<!-- (figure|made): ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 SHOWN_WIDTH = 560  # pixels, on a wide screen
 
