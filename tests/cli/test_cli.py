@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import contnorm as cn
 from tests.cli.conftest import Contnorm
 from tests.datasets import small_mnist
 
@@ -59,10 +58,3 @@ def test_mistake_is_one_line_and_writes_nothing(
     *notices, line = err.splitlines()
     assert code == 2 and not out and line.startswith("contnorm: ") and message in line
     assert all("5,000 digits" in notice for notice in notices) and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("wrong", "code"), [("KeyboardInterrupt", 130), ("ModuleNotFoundError(name='typer')", 2)])
-def test_interrupted_import_prints_no_traceback(tmp_path: Path, wrong: str, code: int) -> None:
-    (tmp_path / "typer.py").write_text(f"raise {wrong}")
-    done = in_a_process("ls", PYTHONPATH=f"{tmp_path}{os.pathsep}{Path(cn.__file__).parents[1]}")
-    assert done.returncode == code and "Traceback" not in done.stderr and ("bench" in done.stderr) is (code == 2)

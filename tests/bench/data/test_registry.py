@@ -276,16 +276,6 @@ def test_changed_files_are_read_again(tmp_path: Path) -> None:
     assert len(first.train_labels) == 300 and first.train_labels.max() == 9, "still mapped"
 
 
-def test_unwritable_folder_uses_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    fingerprint = load_source("mnist", small_mnist(tmp_path / "shared")).fingerprint
-    monkeypatch.setattr("os.access", lambda *a: False)
-    load_source("mnist", tmp_path / "shared")
-    assert not (tmp_path / "cache").exists(), "the copy in the shared folder is used"
-    assert load_source("mnist", small_mnist(tmp_path / "data")).fingerprint == fingerprint
-    assert list((tmp_path / "cache").rglob("*.npy")) and not list((tmp_path / "data").rglob("*.npy"))
-
-
 # Downloads
 
 
