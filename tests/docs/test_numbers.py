@@ -1,6 +1,7 @@
 """Numbers in the documentation are those of the records."""
 
 import json
+from statistics import fmean, median, stdev
 
 from tests.docs.pages import ROOT
 
@@ -47,3 +48,35 @@ def test_times_of_reestimation_match_record() -> None:
     assert f"and {span('once', 'update_bn')} with `exact=False`" in page
     assert f"One sweep is {span('passes', 'sweep')} as fast as a pass for each depth" in page
     assert f"medians of {record['turns']} turns" in page
+
+
+def test_accuracies_on_corrupted_images_match_record() -> None:
+    page = " ".join((ROOT / "docs" / "howto" / "diagnose-a-model.md").read_text().split())
+    rows = json.loads((ROOT / "docs" / "records" / "shift-cifar10.json").read_text())["rows"]
+
+    def cells(tool: str, *severities: int) -> str:
+        by_severity = [[fmean(r["accuracy"][tool]) for r in rows if r["severity"] == s] for s in severities]
+        return " | ".join(f"{fmean(values):.1f}" for values in by_severity)
+
+    def at_five(tool: str) -> str:
+        five = {row["corruption"]: fmean(row["accuracy"][tool]) for row in rows if row["severity"] == 5}
+        return " | ".join(f"{five[corruption]:.1f}" for corruption in ("noise", "blur", "contrast"))
+
+    assert len(rows) == 16
+    titles = {"nothing": "nothing", "ema 50": "EMA, batches of 50", "batch 200": "moments of each batch of 200"}
+    titles |= {"batch 10": "moments of each batch of 10", "reestimate 200, mix=1.0": "`reestimate`, 200 images"}
+    titles |= {f"reestimate 200, mix={mix}": f"`reestimate`, 200 images, `mix={mix}`" for mix in (0.5, 0.2)}
+    titles |= {"reestimate 32, mix=1.0": "`reestimate`, 32 images"}
+    titles |= {"reestimate 32, mix=0.2": "`reestimate`, 32 images, `mix=0.2`"}
+    for tool, title in titles.items():
+        assert f"| {title} | {cells(tool, 0, 1, 2, 3, 4, 5)} |" in page
+    for tool in ("nothing", "reestimate 200, mix=0.5", "batch 200", "ema 50"):
+        assert f"| {titles[tool]} | {at_five(tool)} |" in page
+    for tool in ("batch 200", "ema 50"):
+        assert f"| {titles[tool]}, sorted by class | {at_five(f'{tool}, by class')} |" in page
+    mixed, full = ([row["accuracy"][f"reestimate 200, mix={mix}"] for row in rows] for mix in (0.5, 1.0))
+    gains = [fmean(a) - fmean(b) for a, b in zip(mixed, full, strict=True)]
+    assert f"`mix=0.5` has {min(gains):.1f} to {max(gains):.1f} points more in the 16 cases" in page
+    assert all(a > b for pair in zip(mixed, full, strict=True) for a, b in zip(*pair, strict=True))
+    spread = median(stdev(values) for row in rows for values in row["accuracy"].values())
+    assert f"has a median of {spread:.1f} points" in page
