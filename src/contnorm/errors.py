@@ -68,7 +68,7 @@ def check_count(value: object, name: str) -> int:
 
 
 def unknown(what: str, name: str, known: Iterable[str], suggestions: Sequence[str] | None = None) -> UserError:
-    """Return an error for an unknown name, with close matches and the list of known names.
+    """Return an error for an unknown name, with close matches, and the known names unless they are many.
 
     Args:
         what: The kind of thing that the name refers to.
@@ -84,7 +84,8 @@ def unknown(what: str, name: str, known: Iterable[str], suggestions: Sequence[st
     if suggestions is None:
         suggestions = difflib.get_close_matches(name, names, n=2, cutoff=0.7)
     hint = f" Did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else ""
-    return UserError(f"unknown {what} {name!r}.{hint} There are: {', '.join(names)}.")
+    listed = "" if suggestions and len(names) > 30 else f" There are: {', '.join(names)}."
+    return UserError(f"unknown {what} {name!r}.{hint}{listed}")
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from contnorm.bench.config.defaults import resolved_settings, run_names, varying
-from contnorm.bench.config.schema import RunConfig, flatten_settings, format_value
+from contnorm.bench.config.schema import SHORT_KEYS, RunConfig, flatten_settings, format_value
 from contnorm.bench.data.dataset import compare_fingerprints
 from contnorm.bench.records import Record
-from contnorm.bench.selection import SHORT_KEYS, setting_keys
+from contnorm.bench.selection import setting_keys
 from contnorm.bench.sequential import ALPHA, FIRST_SEED, LAST_LOOK, MARGIN, Verdict, decide_differences, with_chance
 from contnorm.bench.streams.tasks import STREAMS
 from contnorm.errors import UserError

@@ -16,32 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from contnorm.bench.config.defaults import canonical_strategy, known_norm, resolved_settings, stream_name
-from contnorm.bench.config.schema import RunConfig, format_value, parse_assignment
+from contnorm.bench.config.schema import SHORT_KEYS, RunConfig, format_value, meant_keys, parse_assignment
 from contnorm.bench.streams.tasks import ALIASES
 from contnorm.errors import UserError, unknown
 
 IDENTITY = ("hash", "seed", "status")  # keys that are not settings
-SHORT_KEYS = {
-    "norm": "norm.name",
-    "strategy": "strategy.name",
-    "stream": "stream.name",
-    "model": "model.name",
-    "memory": "memory.kind",
-    "buffer": "memory.size",
-    "weights": "model.weights",
-}  # other short keys are names of settings without their group
-MEANT = {
-    "learning_rate": "lr",
-    "epochs": "passes",
-    "batch_size": "batch",
-    "mem_size": "buffer",
-    "buffer_size": "buffer",
-    "memory_size": "buffer",
-    "dataset": "stream",
-    "data": "stream",
-    "method": "strategy",
-    "network": "model",
-}  # short keys of settings by names that other programs use
 _ORDERINGS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _CONDITION = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(!=|<=|>=|==|=|<|>)(.*)", re.DOTALL)
 _SEPARATOR = re.compile(r"\s*,\s*|\s+(?=[A-Za-z_][\w.]*\s*(?:[<>=]|!=))")  # a space separates conditions, too
@@ -152,21 +131,8 @@ def resolve_key(key: str, more: Collection[str] = ()) -> str:
     if len(matches) > 1:
         raise UserError(f"{key!r} is ambiguous. Use one of {', '.join(matches)}.")
     if not matches:
-        raise unknown("key", key, [*IDENTITY, *SHORT_KEYS, *settings])
+        raise unknown("key", key, [*IDENTITY, *SHORT_KEYS, *settings], meant_keys(key) or None)
     return matches[0]
-
-
-def meant_key(name: str) -> str | None:
-    """Setting that an unknown argument or option means; None if there is no such setting.
-
-    Example:
-        >>> meant_key("epochs"), meant_key("optimizer"), meant_key("colour")
-        ('train.passes', 'train.optimizer', None)
-    """
-    try:
-        return resolve_key(MEANT.get(name, name))
-    except UserError:
-        return None
 
 
 def value_of(run: Any, key: str) -> Any:

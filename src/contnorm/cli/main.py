@@ -146,15 +146,15 @@ def main() -> None:
 
 def _hint(error: Exception) -> str:
     """What an option that does not exist means, if it is named as a setting or as in other programs."""
-    from contnorm.bench.selection import MEANT, meant_key  # only for this error: listing commands imports little
+    from contnorm.bench.config.schema import SHORT_KEYS, meant_keys  # only for this error: listing imports little
 
     name = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    if not name or (key := meant_key(name)) is None:
-        return ""
-    options = {option for parameter in cast(Any, error).ctx.command.params for option in parameter.opts}
-    short = MEANT.get(name, name)
-    known = {f"--{short}": "", "--set": f" {key}=VALUE", "--where": f" {short}=VALUE"}
-    return next((f"Use {option}{value}." for option, value in known.items() if option in options), "")
+    for key in meant_keys(name) if name else ():
+        options = {option for parameter in cast(Any, error).ctx.command.params for option in parameter.opts}
+        short = next((short for short, full in SHORT_KEYS.items() if full == key), key.partition(".")[2])
+        known = {f"--{short}": "", "--set": f" {key}=VALUE", "--where": f" {short}=VALUE"}
+        return next((f"Use {option}{value}." for option, value in known.items() if option in options), "")
+    return ""
 
 
 class _LineFormatter(logging.Formatter):

@@ -52,6 +52,8 @@ def test_config_is_a_frozen_dataclass() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"lr": 0.1}, r"config: unknown key 'lr'\. Did you mean 'train.lr'"),
+        ({"train": {"epochs": 2}}, r"unknown key 'train.epochs'\. Did you mean 'train.passes'"),
         ({"trian": {}}, r"config: unknown key 'trian'\. Did you mean 'train'\? There are: stream, strategy"),
         ({1: {}}, r"config: unknown key '1'"),
         ({"train": {"lrr": 1}}, r"unknown key 'train\.lrr'\. Did you mean 'train\.lr'"),

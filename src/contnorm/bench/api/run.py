@@ -21,7 +21,7 @@ from contnorm.bench.api.stream import Stream, load_stream
 from contnorm.bench.comparison import Experiment, check_experiments, compare
 from contnorm.bench.components import Component, ComponentKind, components_of, identify, loading_user_code
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.config.schema import RUN_ARGUMENTS, flatten_settings, with_setting
+from contnorm.bench.config.schema import RUN_ARGUMENTS, flatten_settings, meant_keys, with_setting
 from contnorm.bench.engine.checkpoint import weights_path
 from contnorm.bench.engine.run import Launcher, Run, RunOptions
 from contnorm.bench.label_metrics import LABEL_SCORES
@@ -30,7 +30,6 @@ from contnorm.bench.metrics import SCORES
 from contnorm.bench.models.user_norms import built_in_name
 from contnorm.bench.records import Record, make_record
 from contnorm.bench.rng import list_seeds
-from contnorm.bench.selection import IDENTITY, meant_key
 from contnorm.bench.sequential import ALPHA, FIRST_SEED, LAST_LOOK, MARGIN, Verdict, check_rule, looks_up_to
 from contnorm.bench.strategies.base import Strategy
 from contnorm.errors import UserError, escape_terminal, unknown
@@ -66,13 +65,13 @@ class DivergedError(UserError):
 
 
 def _unknown_argument(name: str, known: Iterable[str]) -> UserError:
-    key = meant_key(name)
-    if key is None or key in IDENTITY:
-        return unknown("argument", name, known)
-    group, _, field = key.partition(".")
-    here = [argument for argument, setting in RUN_ARGUMENTS.items() if setting == key]
-    there = f"load_stream(..., {field}=...)" if group == "stream" else f"settings={{{key!r}: ...}}"
-    return unknown("argument", name, known, here or [there])
+    meant = []
+    for key in meant_keys(name):
+        here = [argument for argument, setting in RUN_ARGUMENTS.items() if setting == key]
+        group, _, field = key.partition(".")
+        there = f"load_stream(..., {field}=...)" if group == "stream" else f"settings={{{key!r}: ...}}"
+        meant += here or [there]
+    return unknown("argument", name, known, meant or None)
 
 
 def _names_known_arguments(function: Callable[P, R]) -> Callable[P, R]:

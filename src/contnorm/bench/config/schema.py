@@ -30,6 +30,24 @@ RUN_ARGUMENTS = {
     "batch_size": "train.batch",
     "replay": "train.replay",
 }  # arguments of `bench.run` that are settings, with their keys
+SHORT_KEYS = {
+    "norm": "norm.name",
+    "strategy": "strategy.name",
+    "stream": "stream.name",
+    "model": "model.name",
+    "memory": "memory.kind",
+    "buffer": "memory.size",
+    "weights": "model.weights",
+}  # other short keys are names of settings without their group
+_MEANT = {
+    **dict.fromkeys(("dataset", "data", "benchmark"), "stream.name"),
+    **dict.fromkeys(("mem_size", "buffer_size", "memory_size"), "memory.size"),
+    "method": "strategy.name",
+    "network": "model.name",
+    "learning_rate": "train.lr",
+    "epochs": "train.passes",
+    "batch_size": "train.batch",
+}  # settings by names that other programs use
 _MAX_INT = 10**9  # larger than any feasible number of samples, slots or steps
 _MAX_FLOAT = 3.4e38  # maximum of float32, which networks are computed in
 
@@ -354,9 +372,21 @@ def unknown_key(key: str, own: Sequence[str] = ()) -> UserError:
         unknown key 'strategy.bta'. Did you mean 'strategy.beta' or 'strategy.name'? There are: strategy.name, ...
     """
     group = key.partition(".")[0]
-    return unknown(
-        "key", key, [f"{group}.{name}" for name in (*_defaults()[group], *own)] if group in _GROUPS else _GROUPS
-    )
+    names = [f"{group}.{name}" for name in (*_defaults()[group], *own)] if group in _GROUPS else _GROUPS
+    return unknown("key", key, names, meant_keys(key) or None)
+
+
+def meant_keys(key: str) -> list[str]:
+    """Settings that a key without a group, with another group or of another program means.
+
+    Example:
+        >>> meant_keys("lr"), meant_keys("train.epochs"), meant_keys("colour")
+        (['train.lr'], ['train.passes'], [])
+    """
+    name = key.rpartition(".")[2]
+    if name in SHORT_KEYS or name in _MEANT:
+        return [{**SHORT_KEYS, **_MEANT}[name]]
+    return [f"{group}.{name}" for group, names in _defaults().items() if name in names]
 
 
 def resolve_options(group: str, config: ComponentConfig, component: object) -> Options:
