@@ -72,3 +72,12 @@ def test_read_only_images_are_copied() -> None:
     locked = IMAGES.copy()
     locked.flags.writeable = False
     assert torch.equal(SplitImages(locked, CPU, True).pixels, torch.from_numpy(IMAGES))
+
+
+def test_strides_of_equal_arrays_do_not_reach_the_network() -> None:
+    images = np.arange(5 * 4 * 4, dtype=np.uint8).reshape(5, 4, 4)
+    rows = np.ones(5, bool)
+    for strange in (images[rows, None], images[:, None], images.reshape(5, 1, 4, 4)):
+        stored = SplitImages(strange, torch.device("cpu"), whole=True)
+        assert stored[torch.tensor([3, 1])].stride() == (16, 16, 4, 1)
+        assert torch.equal(stored.pixels[:, 0], torch.from_numpy(images))

@@ -36,7 +36,10 @@ class SplitImages:
 
     def __init__(self, images: Images, device: torch.device, whole: bool) -> None:
         self.device, self.whole = device, whole
-        self.pixels = torch.from_numpy(images if images.flags.writeable else images.copy())
+        pixels = torch.from_numpy(images if images.flags.writeable else images.copy())
+        # An array such as images[rows, None] has strides from which torch concludes that channels are last, and
+        # convolutions then sum in another order: equal arrays must give equal bits.
+        self.pixels = pixels.flatten().reshape(pixels.shape)
         if whole:
             self.pixels = self.pixels.to(device)
 
