@@ -8,8 +8,10 @@ from statistics import fmean, stdev
 from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -113,6 +115,26 @@ def test_differences_on_the_page_are_those_of_the_record(first: str, second: str
     seeds = (results[name.replace(" ", " two digits ")][f"{digits}_digits"]["seeds"] for name in (first, second))
     differences = [a - b for a, b in zip(*seeds, strict=True)]
     assert words.format(f"{fmean(differences):+.1f} ± {stdev(differences):.1f}") in page
+
+
+@pytest.mark.slow
+def test_calibration_is_measured_once_for_each_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = load("calibrated_conversion", monkeypatch)
+    generator = numpy.random.default_rng(0)
+    for sheet, part, images in (("test_batch", "test", 40), ("data_batch_1", "train", 100)):
+        pixels = generator.integers(0, 256, (images, 1024, 3), numpy.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{sheet}.png")
+        (tmp_path / f"{part}_lables.json").write_text(json.dumps([i % 10 for i in range(images)]))
+    torch.manual_seed(0)
+    torch.save({"state_dict": script.SmallResNet(8).state_dict()}, tmp_path / "weights.th")
+    arguments = ["resnet8", "--weights", str(tmp_path / "weights.th"), "--images", str(tmp_path)]
+    arguments += ["--targets", "gn, 8 channels", "--calibrate", "20", "--seeds", "1", "--rates", "0.01"]
+    for _ in range(2):  # the second run has nothing to do
+        script.main([str(tmp_path / "record.json"), *arguments])
+    record, committed = json.loads((tmp_path / "record.json").read_text()), record_of("calibrated-conversion")
+    assert [row.get("images") for row in record["rows"]] == [None, 0, 20, 0, 500]
+    assert set(map(tuple, record["rows"])) == set(map(tuple, committed["rows"]))
+    assert set(record["networks"]["resnet8"]) == set(committed["networks"]["resnet20"])
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-"""Tables of the README, of docs/which-norm.md and of docs/results/evidence.md, and the line about speed."""
+"""Tables of the README, which-norm.md, evidence.md and convert-a-model.md in docs, and the line about speed."""
 
 from __future__ import annotations
 
 import csv
 import json
+from statistics import fmean, stdev
 from textwrap import fill
+from typing import Any
 
 from tools.comparisons import (
     NAMES,
@@ -18,7 +20,7 @@ from tools.comparisons import (
 from tools.doc_figures import layer_ratios
 from tools.evidence import RECORDS, Comparison
 
-__all__ = ["answers_table", "evidence_tables", "results_table", "speed_line"]
+__all__ = ["answers_table", "calibration_table", "evidence_tables", "fine_tuning_table", "results_table", "speed_line"]
 
 ROOT = RECORDS.parents[1]
 SCORES = {"acc": "ACC", "aia": "mean over the stream", "fm": "FM", "la": "LA", "map": "mAP"}
@@ -277,3 +279,54 @@ def speed_line() -> str:
         "See the [benchmarks](docs/benchmarks.md)."
     )
     return fill(text, 120)
+
+
+NETWORKS = {
+    "resnet20": "ResNet-20, CIFAR-10",
+    "resnet56": "ResNet-56, CIFAR-10",
+    "resnet50": "ResNet-50, ImageNet",
+    "lite0": "EfficientNet-Lite0, ImageNet",
+}
+
+
+def _calibrated() -> Any:
+    return json.loads((RECORDS / "examples" / "calibrated-conversion.json").read_text())
+
+
+def _accuracy(rows: list[Any], **wanted: object) -> str:
+    """Accuracy of the rows with these values and no others: a number, mean and deviation over seeds, or a dash."""
+    keys = {*wanted, "seed", "accuracy"}
+    values = [
+        row["accuracy"] for row in rows if set(row) | {"seed"} == keys and all(row[k] == v for k, v in wanted.items())
+    ]
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{fmean(values):.1f}{spread}" if values else "-"
+
+
+def calibration_table() -> str:
+    """Accuracy of trained networks after a conversion, by the number of images for the calibration."""
+    rows = _calibrated()["rows"]
+    heads = ["network", "before", "to", "converted", *(f"{count:,} images" for count in (100, 500, 2000))]
+    lines = [_row(*heads), _row(*["---"] * len(heads))]
+    for network, name in NETWORKS.items():
+        before = _accuracy(rows, network=network, to="bn")
+        for to in dict.fromkeys(row["to"] for row in rows if row["network"] == network and row["to"] != "bn"):
+            cells = [_accuracy(rows, network=network, to=to, images=count) for count in (0, 100, 500, 2000)]
+            lines.append(_row(name, before, to, *cells))
+    return "\n".join(lines)
+
+
+def fine_tuning_table() -> str:
+    """Accuracy after fine-tuning, plain and calibrated, by learning rate."""
+    rows = _calibrated()["rows"]
+    tuned = [row for row in rows if "steps" in row]
+    rates = sorted({row["rate"] for row in tuned})
+    heads = [f"{kind}, {rate}" for rate in rates for kind in ("plain", "calibrated")]
+    lines = [_row("norm", "calibrated, no step", *heads), _row(*["---"] * (2 + len(heads)))]
+    for to in dict.fromkeys(row["to"] for row in tuned):
+        wanted: dict[str, Any] = {"network": tuned[0]["network"], "to": to}
+        cells = [
+            _accuracy(rows, **wanted, images=n, steps=tuned[0]["steps"], rate=rate) for rate in rates for n in (0, 500)
+        ]
+        lines.append(_row(to, _accuracy(rows, **wanted, images=500), *cells))
+    return "\n".join(lines)

@@ -18,7 +18,14 @@ from pathlib import Path
 from tools.doc_figures import FIGURES, social_preview
 from tools.evidence import RECORDS
 from tools.evidence_runs import missing_table
-from tools.headline import answers_table, evidence_tables, results_table, speed_line
+from tools.headline import (
+    answers_table,
+    calibration_table,
+    evidence_tables,
+    fine_tuning_table,
+    results_table,
+    speed_line,
+)
 from tools.svg import SCHEMES, svg_file
 
 __all__ = ["figure_file", "filled", "pages", "preview_png"]
@@ -28,7 +35,9 @@ FOLDER = ROOT / "docs" / "figures"
 PREVIEW = FOLDER / "social-preview.png"
 PARTS = {
     "answers": answers_table,
+    "calibration": calibration_table,
     "evidence": evidence_tables,
+    "fine-tuning": fine_tuning_table,
     "missing": missing_table,
     "results": results_table,
     "speed": speed_line,
