@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import contnorm as cn
 from contnorm.moments.freeze import stats_state
@@ -215,3 +216,17 @@ def test_frozen_norms_survive_modes_copies_and_files(tmp_path: Path) -> None:
     assert cn.unfreeze_norms(loaded)[1].weight.requires_grad and not torch.equal(loaded(x()), expected)
     with pytest.raises(ValueError, match="'layer1' is no norm layer"):
         cn.stats_mode(net, only="layer1")
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d, cn.BatchNorm2d])
+def test_gradients_are_those_of_running_moments_under_checkpointing(layer: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), layer(8), nn.ReLU(), nn.Conv2d(8, 4, 3), layer(4))
+    cn.stats_mode(net, "running")
+    twin = copy.deepcopy(net)
+    for seed in range(3):
+        (net(x(seed)) ** 2).sum().backward()
+        (checkpoint(twin, x(seed), use_reentrant=False) ** 2).sum().backward()
+    for ours, expected in zip(twin.parameters(), net.parameters(), strict=True):
+        assert torch.equal(ours.grad, expected.grad)
+    assert same(moments(twin), moments(net))

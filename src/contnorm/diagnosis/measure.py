@@ -148,10 +148,9 @@ class Diagnosis:
     def sentence(self) -> str:
         """One-sentence summary."""
         if not self.layers:
-            return (
-                f"{self.model} has no norm layer with running moments that could be re-estimated: none of what it "
-                f"forgets comes back that way, and the last task does not change."
-            )
+            effect = ": none of what it forgets comes back that way, and the last task does not change"
+            reason = f"{self.model} has no norm layer with running moments that could be re-estimated"
+            return f"{reason}{effect if self.tasks else ''}."
         drifts = [(getattr(x.running_oracle, f"{k}_scaled"), x.layer, k) for x in self.layers for k in ("mean", "var")]
         drift, name, kind = max(drifts, key=lambda entry: entry[0])
         layer, kind = f"layer {name}" if name else "the model itself", "mean" if kind == "mean" else "variance"
@@ -362,7 +361,8 @@ def _draw_drift(axes: Axes, result: Diagnosis) -> None:
     for key, label, colour, offset in (("mean_scaled", "mean", BLUE, -0.2), ("var_scaled", "variance", ORANGE, 0.2)):
         lengths = [getattr(layer.running_oracle, key) for layer in result.layers]
         axes.barh([row + offset for row in rows], lengths, 0.4, label=label, color=colour)
-    axes.set(title="running to oracle moments", xlabel="distance, scaled by the layer's spread", ylabel="layer")
+    title = "running to oracle moments" if result.tasks else "running moments to those of the data"
+    axes.set(title=title, xlabel="distance, scaled by the layer's spread", ylabel="layer")
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(rows, [layer.layer or "(the model)" for layer in result.layers], fontsize=8)
     axes.legend(fontsize=8)

@@ -30,7 +30,7 @@ from contnorm.detect import (
     holds_moments,
     is_selected,
 )
-from contnorm.norms.base import INPUT, STALE, MomentNorm
+from contnorm.norms.base import INPUT, STALE, MomentNorm, first_buffers, recomputes, remember_buffers
 
 Normalize = Literal["batch", "running"] | None
 StatsState = tuple[Normalize, bool]  # what a layer normalizes with, and whether training updates its moments
@@ -308,7 +308,7 @@ def _require_grad(model: nn.Module, required: bool, only: Filter | None, skip: F
     return model
 
 
-def _lend_copies(module: Any, args: object) -> None:
+def _lend_copies(module: Any, args: Any) -> None:
     _take_back(module)
     normalize, update = stats_state(module)
     by_batch = normalize == "batch" or (normalize is None and module.training)
@@ -319,7 +319,13 @@ def _lend_copies(module: Any, args: object) -> None:
     if by_batch is not update:  # updates that nobody asked for, or that would change what the backward pass needs
         buffers = {name: module._buffers[name] for name in _BUFFERS if isinstance(module._buffers.get(name), Tensor)}
         originals |= buffers
-        module._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
+        copies = {name: buffer.clone() for name, buffer in buffers.items()}
+        if update and args and not isinstance(module, MomentNorm):  # these see to gradient checkpointing themselves
+            if recomputes():
+                copies = first_buffers(module, *args)
+            else:
+                remember_buffers(module, *args)
+        module._buffers.update(copies)
 
 
 def _take_back(module: nn.Module, *args: object) -> None:
@@ -330,7 +336,7 @@ def _take_back(module: nn.Module, *args: object) -> None:
 
 
 def _update_after(module: Any, args: Any, kwargs: Any, output: object) -> None:
-    if not module.training:
+    if not module.training or recomputes():
         return
     with torch.no_grad():
         if isinstance(module, MomentNorm):
