@@ -9,7 +9,7 @@ BENCH := $(VENV)/.bench
 READY := $(VENV)/.ready
 CONSTRAINTS := $(if $(TORCH),$(VENV).constraints.txt,constraints.txt)
 
-INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray mammoth tensorboard wandb mlflow
+INTEGRATIONS ?= timm lightning transformers hub avalanche optuna ray mammoth flower opacus sb3 tensorboard wandb mlflow
 
 # pip's lines are reduced to the names, and its failure is still that of the command.
 SHELL := bash

@@ -31,17 +31,19 @@ def test_python_of_page_runs(
 ) -> None:
     """Run the blocks of a page as one script, in an empty folder that has the docs of the checkout.
 
-    A text block after a Python block is output of that page.
+    A text block after a Python block is output of that page. A block that ``<!-- needs: MODULE -->`` is left out where
+    that module is not installed.
     """
     framework = FRAMEWORKS.get(page.stem, page.stem if page.parent.name == "integrations" else "contnorm")
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     script = tmp_path / f"{page.stem.replace('-', '_')}.py"
-    script.write_text("\n".join(block.text for block in blocks(page, "python")))
+    python = [block for block in blocks(page, "python") if not block.needs or find_spec(block.needs)]
+    script.write_text("\n".join(block.text for block in python))
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
-        if page.parent.name == "integrations":
+        if page.parent.name == "integrations" or any(block.needs for block in python):
             warnings.simplefilter("ignore")  # frameworks advise about workers, loggers and their own future
         runpy.run_path(str(script), run_name="__main__")
     printed = capsys.readouterr().out

@@ -2,12 +2,13 @@
 
 Usage: python tests/integrations/environments.py [NAME ...] [--keep]
 
-An environment is made with this Python under .venvs and removed afterwards, unless --keep is given. Every install goes
-through constraints.txt. The exit status is 1 if the tests of an integration fail; the others still run.
+An environment is made with this Python under .venvs and removed afterwards, unless --keep is given. Installs go through
+constraints.txt. The exit status is 1 if the tests of an integration fail; the others still run.
 """
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,14 +22,19 @@ TEST_REQUIREMENTS = ("pytest", "pytest-timeout")
 
 @dataclass(frozen=True)
 class Environment:
-    """What an integration is tested with: extras of contnorm, further requirements, and its tests."""
+    """What an integration is tested with: extras of contnorm, further requirements, and arguments of pytest.
+
+    A framework that pins other versions than constraints.txt is installed with the torch of that file alone.
+    """
 
     extras: str
     requirements: tuple[str, ...] = ()
     tests: str = ""
+    constrained: bool = True
 
 
 LOGGERS = "tests/bench/loggers"
+EXAMPLES = "tests/test_examples.py tests/docs/test_python_blocks.py -k "
 ENVIRONMENTS = {
     "timm": Environment("timm"),
     "lightning": Environment("lightning"),
@@ -38,6 +44,9 @@ ENVIRONMENTS = {
     "optuna": Environment("optuna"),
     "ray": Environment("ray"),
     "mammoth": Environment("timm", ("kornia", "onedrivedownloader", "pandas", "requests", "six", "tqdm")),
+    "flower": Environment("bench", ("flwr[simulation]",), EXAMPLES + "'flower or federated'", constrained=False),
+    "opacus": Environment("bench", ("opacus",), EXAMPLES + "private"),
+    "sb3": Environment("bench", ("sb3-contrib",), EXAMPLES + "'crossq or reinforcement'"),
     "tensorboard": Environment("bench,tensorboard", tests=LOGGERS),
     "wandb": Environment("bench,wandb", tests=LOGGERS),
     "mlflow": Environment("bench,mlflow", tests=LOGGERS),
@@ -50,12 +59,18 @@ def run(name: str, keep: bool) -> bool:
     print(f"\n=== {name}: installing into {folder.relative_to(ROOT)}", flush=True)
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
-    tests = [environment.tests] if environment.tests else (ROOT / "tests/integrations").glob(f"test_{name}*.py")
+    constraints = ROOT / "constraints.txt"
+    if not environment.constrained:
+        torch = [line for line in constraints.read_text().splitlines() if line.startswith("torch==")]
+        constraints = folder / "constraints.txt"
+        constraints.write_text("\n".join(torch))
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", constraints]
+    named = shlex.split(environment.tests)
+    tests = named or sorted((ROOT / "tests/integrations").glob(f"test_{name}*.py"))
     commands = (
         [*install, *TEST_REQUIREMENTS, *environment.requirements],
         [*install, "-e", f"{ROOT}[{environment.extras}]"],
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *sorted(tests)],
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
     )
     passed = all(subprocess.run(list(map(str, command)), cwd=ROOT).returncode == 0 for command in commands)
     if not keep:
