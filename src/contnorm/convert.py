@@ -231,6 +231,11 @@ def select_layers(
         if detected is not None:
             layers.append(layer)
     check_names((only, skip), names, caller)
+    if not names:
+        raise ValueError(
+            f"{caller}: nothing to convert in {type(model).__name__}: it has no batch, group or instance norm of "
+            f"torch, and no norm of contnorm. Name other classes: treat_as={{Class: 'bn'}}."
+        )
     if not layers:
         raise ValueError(
             f"{caller}: nothing to convert in {type(model).__name__}: none of its {len(names)} norm layers needs it, "

@@ -58,6 +58,12 @@ def test_unknown_arguments_name_what_is_meant(stream: bench.Stream, argument: st
             call(stream, **{argument: 3})  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("argument", [{"norm": ["bn", "cn"]}, {"lr": [0.1, 0.2]}, {"strategy": ("er", "lwf")}])
+def test_several_values_are_a_sweep(stream: bench.Stream, argument: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"takes one value\. Run several with bench\.sweep"):
+        bench.run(stream, **argument)
+
+
 def test_notebooks_show_the_frames_of_the_user(stream: bench.Stream) -> None:
     class Wrong(bench.Strategy):
         def loss(self, model: Any, head: Any, stream: Any) -> Any:

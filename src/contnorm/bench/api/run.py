@@ -221,7 +221,9 @@ def find_stream(stream: Stream | str) -> Stream:
         )
     found = load_stream(stream) if isinstance(stream, str) else stream
     if not isinstance(found, Stream):
-        raise UserError(f"stream={stream!r}: use a name, or a stream of load_stream or Stream.from_arrays.")
+        raise UserError(
+            f"stream: use a name or a bench.Stream, such as Stream.from_arrays makes, not {type(stream).__name__}."
+        )
     return found
 
 
@@ -277,6 +279,8 @@ def _settings_of(argument: str, key: str, value: Any) -> dict[str, Any]:
     An object of a user's subclass has the settings of its base class, but not its name: its code differs. An object
     that can't be used as a norm, a strategy, a memory or a network is refused.
     """
+    if isinstance(value, list | tuple):
+        raise UserError(f"{argument}={value!r}: takes one value. Run several with bench.sweep.")
     base = _BASES.get(argument)
     if base is not None:
         kind = value if isinstance(value, type) else type(value)

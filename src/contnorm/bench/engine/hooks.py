@@ -279,7 +279,10 @@ def check_network(
         if not is_own and key not in _checked:
             _run_in_training(model, 2, shape)
             _checked.add(key)
-        problem = "with a pass of a single sample. Change train.batch, train.replay or stream.train_per_task."
+        problem = (
+            "with a pass of a single sample, such as the last batch of a task. Leave it out with train.partial=drop, "
+            "or change train.batch or train.replay."
+        )
         if not is_user_code(config.strategy.name) and any(1 in sizes for sizes in passes):  # the passes are known
             _run_in_training(model, 1, shape)
     except (ValueError, RuntimeError) as error:
