@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from contnorm.report.report import collect_report, write_report
+from contnorm.report import collect_report, write_report
 from contnorm.report.tables import MADE
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from contnorm import bench
-from contnorm.bench.api import execution as running
+from contnorm.bench.api import run as running
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event
 from contnorm.bench.records import Store

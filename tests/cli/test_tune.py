@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from contnorm.bench.api import execution as running
-from contnorm.bench.api.execution import RunInterrupted
+from contnorm.bench.api import run as running
+from contnorm.bench.api.progress import RunInterrupted
 from contnorm.bench.engine.execute import execute
 from contnorm.bench.engine.run import Event, RunOptions
 from contnorm.bench.grid import LEARNING_RATES

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from contnorm.bench.api.execution import RunInterrupted
+from contnorm.bench.api.progress import RunInterrupted
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import Store
 from contnorm.errors import UserError

@@ -11,7 +11,7 @@ from contnorm.bench.config.schema import from_dict
 from contnorm.bench.records import Runs, make_record
 from contnorm.cli.records import show_matrices, show_scores
 from contnorm.errors import escape_terminal
-from contnorm.report.report import collect_report
+from contnorm.report import collect_report
 from tests.cli.conftest import printed
 
 HOSTILE = "<script>alert(1)</script>|`code`\n# head\r\x1b[2J\x1b]0;title\x07\x9b31m\u202eevil\u2066\u2028{}'\"\t[red]"

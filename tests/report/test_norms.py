@@ -11,8 +11,8 @@ from scipy import stats
 from contnorm.bench import compare, load_runs
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings
 from contnorm.bench.records import Store
+from contnorm.report import collect_report
 from contnorm.report.norms import Experiment
-from contnorm.report.report import collect_report
 from contnorm.report.tables import markdown
 from tests.committed_records import COARSE_GRID, COCOSEQ, contents_of, copy_run
 

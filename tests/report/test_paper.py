@@ -26,8 +26,8 @@ from contnorm.paper.selection import (
     with_selection,
 )
 from contnorm.paper.tables import compare_published, lines_of
+from contnorm.report import collect_report
 from contnorm.report.paper import Section, claims_document, section_document, sections_of, table_title
-from contnorm.report.report import collect_report
 from contnorm.report.tables import markdown
 from tests.report.record_samples import make_records, six_settings
 

@@ -14,8 +14,8 @@ from contnorm.bench.records import Store, load_runs
 from contnorm.bench.text import spread
 from contnorm.errors import UserError
 from contnorm.paper.recipe import find_recipe
+from contnorm.report import Report, collect_report, write_report
 from contnorm.report import tables as figures
-from contnorm.report.report import Report, collect_report, write_report
 from contnorm.report.runs import run_details, score_tables
 from contnorm.report.tables import MADE, Document, Table, html_page, markdown
 from tests.committed_records import COCOSEQ

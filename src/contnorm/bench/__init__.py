@@ -19,9 +19,10 @@ from contnorm.errors import UserError
 
 if TYPE_CHECKING:
     from contnorm.bench import metrics as metrics
-    from contnorm.bench.api.execution import RunInterrupted, StopRun, resume
+    from contnorm.bench.api.decide import decide
+    from contnorm.bench.api.progress import RunInterrupted, StopRun
     from contnorm.bench.api.result import Result
-    from contnorm.bench.api.run import DivergedError, decide, run, run_all
+    from contnorm.bench.api.run import DivergedError, resume, run, run_all
     from contnorm.bench.api.stream import Stream, evaluate, load_stream
     from contnorm.bench.api.sweep import SweepResult, sweep, tune
     from contnorm.bench.comparison import compare
@@ -88,9 +89,10 @@ __all__ = [
 ]
 
 _MODULES = {  # below `contnorm.bench`, with their public names
-    "api.execution": "RunInterrupted StopRun resume",
+    "api.decide": "decide",
+    "api.progress": "RunInterrupted StopRun",
     "api.result": "Result",
-    "api.run": "DivergedError decide run run_all",
+    "api.run": "DivergedError resume run run_all",
     "api.stream": "Stream evaluate load_stream",
     "api.sweep": "SweepResult sweep tune",
     "comparison": "compare",

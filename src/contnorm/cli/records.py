@@ -28,7 +28,7 @@ from contnorm.bench.text import digits_remarks, spread
 from contnorm.bench.unfinished import unfinished_runs
 from contnorm.cli.common import RunsFolder, Where, console, print_error, print_lines, print_text, show_rows
 from contnorm.errors import UserError
-from contnorm.report.report import collect_report, write_report
+from contnorm.report import collect_report, write_report
 from contnorm.report.runs import accuracy_tables, divergence_lines, score_tables
 from contnorm.report.tables import Document, Table, markdown
 

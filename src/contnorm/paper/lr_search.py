@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from contnorm.atomic_files import write_atomically
-from contnorm.bench.api.execution import run_missing
+from contnorm.bench.api.run import run_missing
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.registry import data_root
 from contnorm.bench.engine.run import Run, RunOptions

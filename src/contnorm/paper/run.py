@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from contnorm.bench.api.execution import run_missing
+from contnorm.bench.api.run import run_missing
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig, from_dict, merge_settings, nest_settings, parse_assignments
 from contnorm.bench.data.dataset import find_stored

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from contnorm import bench
-from contnorm.bench.api import run as run_module
+from contnorm.bench.api import decide as decide_module
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.sequential import decide_differences
 
@@ -27,13 +27,13 @@ CLOSE: dict[str, Any] = {"norm": "bn", "lr": 0.08}
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The seeds of every call that runs something."""
     calls: list[list[int]] = []
-    run = run_module.run_experiments
+    run = decide_module.run_experiments
 
     def run_and_count(*args: Any, seeds: list[int], **options: Any) -> Any:
         calls.append(list(seeds))
         return run(*args, seeds=seeds, **options)
 
-    monkeypatch.setattr(run_module, "run_experiments", run_and_count)
+    monkeypatch.setattr(decide_module, "run_experiments", run_and_count)
     return calls
 
 

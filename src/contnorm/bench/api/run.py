@@ -1,41 +1,44 @@
-"""`run`: train over a stream with one norm and strategy, for several seeds; `decide`: as many as a verdict takes."""
+"""`run`: train over a stream with one norm and strategy, for several seeds; `resume`: continue stopped runs."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import logging
+import shutil
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 from torch import nn
 
-from contnorm.bench.api.execution import LOG_EVERY, Loggers, OnTaskDone, RunLogs, print_data_notices, run_runs
+from contnorm.bench.api.progress import LOG_EVERY, Loggers, OnTaskDone, RunInterrupted, RunLogs, RunProgress, StopRun
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.stream import Stream, load_stream
-from contnorm.bench.comparison import Experiment, check_experiments, compare
-from contnorm.bench.components import Component, ComponentKind, components_of, identify, loading_user_code
+from contnorm.bench.components import Component, ComponentKind, components_of, identify, loading_user_code, own_code
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RUN_ARGUMENTS, flatten_settings, meant_keys, with_setting
+from contnorm.bench.data.dataset import find_stored
+from contnorm.bench.data.registry import data_root, digits_notice, load_with_progress
 from contnorm.bench.engine.checkpoint import weights_path
-from contnorm.bench.engine.run import Launcher, Run, RunOptions
-from contnorm.bench.label_metrics import LABEL_SCORES
+from contnorm.bench.engine.execute import execute
+from contnorm.bench.engine.run import Event, Launcher, Run, RunOptions
+from contnorm.bench.label_metrics import LABEL_SCORES, rows_of
 from contnorm.bench.memories import Memory
 from contnorm.bench.metrics import SCORES
 from contnorm.bench.models.user_norms import built_in_name
-from contnorm.bench.records import Record, make_record
+from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.rng import list_seeds
-from contnorm.bench.sequential import ALPHA, FIRST_SEED, LAST_LOOK, MARGIN, Verdict, check_rule, looks_up_to
+from contnorm.bench.signals import StopSignals
 from contnorm.bench.strategies.base import Strategy
-from contnorm.errors import UserError, escape_terminal, unknown
-
-if TYPE_CHECKING:
-    import pandas as pd
+from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
+from contnorm.errors import UserError, unknown
 
 _log = logging.getLogger("contnorm")
 
@@ -377,112 +380,207 @@ def run_experiments(
     return results
 
 
-def decide(
-    a: Mapping[str, Any] | Experiment | pd.DataFrame,
-    b: Mapping[str, Any] | Experiment | None = None,
-    score: str | None = None,
+def run_runs(
+    runs: Sequence[Run],
+    options: RunOptions,
+    console: Console | None = None,
     *,
-    by: str | None = None,
-    seed: str = "seed",
-    margin: float = MARGIN,
-    cases: int = 1,
-    alpha: float = ALPHA,
-    max_seeds: int = LAST_LOOK,
-    first_seed: int | None = None,
-    stream: Stream | str | None = None,
-    runs: str | Path | None = None,
-    device: str = "cpu",
-    lanes: int | None = None,
-    threads: int = 1,
-    progress: bool | Console = False,
-) -> Verdict:
-    """Decide whether the score of ``a`` is higher than, lower than or equivalent to that of ``b``, over paired seeds.
-
-    Results of `bench.run`, and experiments that are described by their arguments, are run with further seeds until
-    the comparison is decided or the limit is reached, with looks at 16, 24, 32, ... and 128 seeds. Recorded runs and
-    plain numbers are decided by the seeds that they have, as by `bench.compare`. All these looks are allowed for: the
-    probability of a wrong verdict is at most ``alpha``, if the differences are normally distributed (see
-    `contnorm.bench.sequential`).
+    logs: RunLogs | None = None,
+    on_task_done: OnTaskDone | None = None,
+    quiet: bool = False,
+) -> dict[Run, Event]:
+    """Execute runs, with a progress bar for each of them and one for all; returns the last event of each.
 
     Args:
-        a, b: The experiments: results of `bench.run`, or dictionaries of the arguments of `run`, as in `run_all`, such
-            as ``{"norm": "cn"}``; or, to run nothing, recorded runs, numbers or a DataFrame as `bench.compare` takes
-            them.
-        score: Name of the score, such as ``"acc"`` or ``"aia"``; by default the first one.
-        by, seed: Columns of a DataFrame, as in `bench.compare`.
-        margin, cases, alpha, max_seeds, first_seed: As in `bench.compare`.
-        stream: The stream, or the name of one; by default that of the results.
-        runs: Folder of records and checkpoints. Recorded runs are not repeated, and after a stop the same call
-            continues. None to keep the results in memory only.
-        device, lanes, threads: As in `run`.
-        progress: Whether to show progress and a line for each look; or the rich console to show them on.
-
-    Returns:
-        The verdict, with the records of a and b.
+        runs: The runs.
+        options: How they are executed.
+        console: Terminal or notebook to print to; None for no output.
+        logs: Loggers that get the events of the runs.
+        on_task_done: Called with an `Event` after each task of a run; its exception stops the runs.
+        quiet: Whether recorded runs get no line.
 
     Raises:
-        UserError: If an argument is invalid, the experiments can't be compared, or all first runs diverged.
-        KeyboardInterrupt: After Ctrl-C, when the runs are saved.
+        RunInterrupted: If SIGINT or SIGTERM stopped the runs, after they were saved.
+        UserError: At the end, with the reasons of all failed runs.
+    """
+    ended, started = dict[Run, Event](), set[Run]()
+    errors: list[BaseException] = []  # of the callback; they stop the runs
+    hint = "Nothing is saved, since runs=None." if options.runs is None else "Run it again to continue."
+    progress, prepare, observers = None, None, list[Callable[[Event], None]]()
+    if console is not None:
+        progress = RunProgress(runs, console, quiet, hint)
+        prepare = partial(_decode, options=options, progress=progress)
+        observers.append(progress.show)
+    if logs is not None:
+        options = replace(options, log_every=logs.every)
+        observers.append(logs.log_event)
+    say: Callable[[str], None] = _log.debug if progress is None else progress.print
+    with StopSignals() as signals, progress or nullcontext(), logs or nullcontext():
+        stop = partial(any, (signals, errors))
+        try:
+            for event in execute(runs, options, stop, prepare):
+                if event.kind == "started":
+                    started.add(event.run)
+                elif event.is_end:
+                    ended[event.run] = event
+                for observer in observers:
+                    observer(event)
+                if on_task_done is not None and not errors and event.kind in ("task", "recorded"):
+                    errors += _call_back(on_task_done, event, runs, options)
+        except KeyboardInterrupt as interrupt:
+            message, number = f"stopped at once. {hint}", (signals.received or [signal.SIGINT])[-1]
+            say(message)
+            raise RunInterrupted(message, number) from interrupt
+    for error in errors:
+        if isinstance(error, StopRun) and error.discard and options.runs is not None:
+            _discard(runs, started, options.store)
+        raise error
+    if failures := sorted(event.why for event in ended.values() if event.kind == "failed"):
+        raise UserError(" ".join(f"{why.removesuffix('.')}." for why in failures))
+    unfinished = sum(run not in ended or ended[run].kind == "stopped" for run in runs)
+    if signals and unfinished:
+        message = f"stopped with {unfinished} of {len(runs)} runs unfinished. {hint}"
+        silent = progress is None and signals.received[0] == signal.SIGTERM  # for which Python prints no message
+        say(message) if not silent else _log.warning(message)
+        raise RunInterrupted(message, signals.received[0])
+    return ended
+
+
+def _decode(name: str, options: RunOptions, progress: RunProgress) -> None:
+    """Decode a data set with a progress bar, if it was not decoded before."""
+    is_in_memory = "@" in name and find_stored(name, options.data_root) is None  # or made by a plugin
+    if name not in options.sources and not is_in_memory:
+        load_with_progress(name, options.data_root, progress.bars, options.allow_missing)
+
+
+def _call_back(call: OnTaskDone, event: Event, runs: Sequence[Run], options: RunOptions) -> list[BaseException]:
+    """Call a function after a task of a run, or for each task of a recorded one; returns its exception, if any.
+
+    It may be of any type: it is raised when the runs are saved.
+    """
+    events = [event]
+    if event.kind == "recorded":
+        record = options.store.load_run(event.config, event.seed)
+        ends = record.task_ends
+        events = [
+            Event("task", event.run, ends[task], ends[-1], task, scores=scores, last=end == ends[-1], recorded=True)
+            for (task, scores), end in zip(enumerate(rows_of(record.counted)), ends, strict=True)
+        ]
+    seeds = tuple(run.seed for run in runs if run.config == event.config)
+    try:
+        for one in events:
+            call(replace(one, seeds=seeds))
+    except BaseException as error:
+        if type(error) in (KeyboardInterrupt, GeneratorExit):  # such as the second Ctrl-C: end at once
+            raise
+        return [error]
+    return []
+
+
+def _discard(runs: Iterable[Run], started: set[Run], store: Store) -> None:
+    """Remove what a call has written: checkpoints, and the records of runs that it has started."""
+    for run in runs:
+        record = store.path(run.config, run.seed)
+        if not is_locked(record.with_suffix(ENDING)):  # by another process
+            shutil.rmtree(record.with_suffix(ENDING), ignore_errors=True)
+        if run in started:
+            weights_path(record).unlink(missing_ok=True)
+            record.unlink(missing_ok=True)
+        with suppress(OSError):  # there are other files
+            record.parent.rmdir()
+
+
+def print_data_notices(runs: Iterable[Run], root: Path) -> None:
+    """Log notices on data sets, such as that embedded digits are used in place of MNIST."""
+    for source, name in dict.fromkeys((run.config.stream.source, run.config.stream.name) for run in runs):
+        if notice := digits_notice(source, name, root):
+            _log.warning(notice)
+
+
+def run_missing(runs: Sequence[Run], options: RunOptions, console: Console | None = None) -> None:
+    """Execute the runs that are neither recorded nor known to diverge; for tables that are made of all of them.
+
+    Runs that an archive does not have are not executed.
+    """
+    store = options.store
+    todo = [run for run in runs if not store.is_diverged(run.config, run.seed)]
+    if store.read_only:
+        missing = [run for run in todo if not store.has(run.config, run.seed)]
+        if missing:
+            _log.warning(f"{options.runs}: is an archive, so its {len(missing)} missing runs are not executed.")
+        return
+    print_data_notices(todo, options.data_root)
+    run_runs(todo, options, console, quiet=True)
+
+
+def resume(
+    path: str | Path = "runs",
+    *,
+    root: str | Path | None = None,
+    console: Console | None = None,
+    log: Loggers | None = None,
+    log_every: int = LOG_EVERY,
+    log_dir: str | Path | None = None,
+    **options: Any,
+) -> list[Record]:
+    """Resume every stopped run of a folder, by default on the device and with the threads that it started with.
+
+    Runs with code of yours are resumed by the call or command that started them.
+
+    Args:
+        path: Folder of runs, of one experiment in it, or of one run.
+        root: Folder of data sets; None for the default one.
+        console: Terminal or notebook to show progress on; None for no output.
+        log: Loggers, as in `bench.run`; they continue the logs of the runs.
+        log_every: Steps between the losses that are logged.
+        log_dir: Folder of logs; None for the folder next to that of the runs.
+        **options: Options of `RunOptions` that override what a run started with, such as ``lanes=2``.
+
+    Returns:
+        The records of the resumed runs.
+
+    Raises:
+        UserError: If nothing can be resumed; and, after the other runs are finished, if a run failed.
 
     Example:
-        >>> import logging; logging.getLogger("contnorm").setLevel("ERROR")
-        >>> from contnorm import bench
-        >>> stream = bench.load_stream("split-mnist", source="digits", tasks=2, train_per_task=40)
-        >>> verdict = decide({"norm": "bn"}, {"norm": "bn", "lr": 1e-5}, stream=stream, max_seeds=16, lanes=1)
-        >>> verdict.outcome, verdict.seeds
-        ('higher', 16)
+        >>> resume("no such folder")
+        Traceback (most recent call last):
+        contnorm.errors.UserError: no stopped run under no such folder. Name the folder of a run, or of many runs.
     """
-    rule: dict[str, Any] = {"margin": margin, "cases": cases, "alpha": alpha, "max_seeds": max_seeds}
-    check_rule(**rule)
-    sides: tuple[Any, Any] = a, b
-    results = [side for side in sides if isinstance(side, Result) and side.stream is not None]
-    described = [side for side in sides if isinstance(side, Mapping) and any(isinstance(key, str) for key in side)]
-    if len(results) + len(described) < 2:
-        return compare(*sides, score, by=by, seed=seed, first_seed=first_seed, **rule)
-    if (stream is None) != bool(results):
-        raise UserError(f"stream={stream!r}: pass the stream of experiments to be run; a result has its own.")
-    shared: Any = stream if stream is not None else results[0].stream
-    chosen = find_stream(shared)
-    rule |= {"score": check_score(score, chosen), "first_seed": FIRST_SEED if first_seed is None else first_seed}
-    console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
-    options: dict[str, Any] = {"runs": runs, "device": device, "lanes": lanes, "threads": threads}
-    options["progress"] = console or False
-    known: list[tuple[Run, dict[int, Record], dict[int, str]]] = []  # of each side: records and reasons by seed
-    for side in sides:
-        if not isinstance(side, Result):
-            known.append((resolve_run(chosen, side, recorded=runs is not None), {}, {}))
-            continue
-        if runs is not None and side.objects and any(record.path is None for record in side.records):
-            raise UserError(
-                f"a result was run in memory with Python objects, so it can't be continued in the folder {runs}. "
-                f"Describe it by its arguments of bench.run."
-            )
-        by_seed = {record.seed: record for record in side.records}
-        known.append((Run(side.config, 0, side.objects), by_seed, dict(side.diverged)))
-    experiments = [one for one, *_ in known]
-    first, second = experiments
-    check_experiments(first.config, second.config, first.objects, second.objects)
-    for size in looks_up_to(max_seeds):
-        seeds = range(rule["first_seed"], rule["first_seed"] + size)
-        missing = [seed for seed in seeds if not all(seed in found or seed in lost for _, found, lost in known)]
-        outcomes = run_experiments(chosen, experiments, seeds=missing, **options) if missing else []
-        for (_, found, lost), outcome in zip(known, outcomes, strict=bool(missing)):
-            if isinstance(outcome, Result):
-                found |= {record.seed: record for record in outcome.records}
-                lost |= outcome.diverged
-            elif found:
-                lost |= dict.fromkeys(missing, str(outcome))
-            else:
-                raise outcome
-        first_side, second_side = (
-            Result(found.values(), diverged=lost, stream=chosen, objects=one.objects) for one, found, lost in known
-        )
-        verdict = compare(first_side, second_side, **rule)
-        if console is not None:
-            console.print(Text(escape_terminal(f"{verdict.sentence} {verdict.plan}")), soft_wrap=True)
-        if verdict.is_decided:
-            break
-    return verdict
+    folder = Path(path)
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    problems, records = list[str](), list[Record]()
+    Store(folder).check_writable()
+    for stopped in unfinished_runs(folder):
+        if stopped.config is None:
+            problems.append(f"{stopped.folder}: its settings can't be read. Repeat the command that started it.")
+        elif reason := own_code(stopped.config):
+            problems.append(f"{stopped.folder}: {reason}. Repeat the command that started the run to resume it.")
+        else:
+            was = stopped.note["circumstances"]
+            key = stopped.folder.parent.parent, was["device"], was.get("threads", 1), *stopped.note["options"].items()
+            groups.setdefault(key, []).append(Run(stopped.config, stopped.seed))
+    if not groups:
+        why = f"no stopped run under {folder}. Name the folder of a run, or of many runs."
+        raise UserError(" ".join(problems) or why)
+    for problem in problems:
+        _log.warning(problem)
+    for (runs, device, threads, *noted), stopped_runs in groups.items():
+        chosen: dict[str, Any] = {"device": device, "threads": threads, **dict(noted)}
+        chosen |= {name: value for name, value in options.items() if value is not None}
+        place = Path(data_root(None if root is None else Path(root)))
+        try:
+            resolved = RunOptions(**chosen, runs=runs, data_root=place)
+            print_data_notices(stopped_runs, place)
+            logs = None if log is None else RunLogs(log, runs, log_every, log_dir)
+            run_runs(stopped_runs, resolved, console, logs=logs)
+        except UserError as error:  # other runs go on
+            problems.append(str(error))
+        store = Store(runs)
+        records += [store.load_run(run.config, run.seed) for run in stopped_runs if store.has(run.config, run.seed)]
+    if problems:
+        raise UserError(" ".join(problems))
+    return records
 
 
 def check_score(score: str | None, stream: Stream) -> str:

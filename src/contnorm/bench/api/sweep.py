@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from contnorm.bench.api.execution import RunInterrupted
+from contnorm.bench.api.progress import RunInterrupted
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run import DEFAULT_NORM, check_score, find_stream, resolve_run, run_experiments
 from contnorm.bench.api.stream import Stream
