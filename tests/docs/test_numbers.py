@@ -80,3 +80,14 @@ def test_accuracies_on_corrupted_images_match_record() -> None:
     assert all(a > b for pair in zip(mixed, full, strict=True) for a, b in zip(*pair, strict=True))
     spread = median(stdev(values) for row in rows for values in row["accuracy"].values())
     assert f"has a median of {spread:.1f} points" in page
+    drift = {row["corruption"]: row["drift"] for row in rows if row["severity"] in (0, 5)}
+    claim = "is {none:.3f} at severity 0 and rises with each severity, to {noise:.3f} with noise, {blur:.3f} with blur "
+    assert f"{claim}and {{contrast:.3f}} with contrast".format(**drift) in page
+    ordered = [row["drift"] for row in rows if row["corruption"] != "none"]
+    assert all(
+        drift["none"] < min(ordered[i : i + 5]) and ordered[i : i + 5] == sorted(ordered[i : i + 5]) for i in (0, 5, 10)
+    )
+    chosen = [row for row in rows if (row["corruption"], row["severity"]) in (("noise", 2), ("contrast", 3))]
+    costs = {r["corruption"]: fmean(rows[0]["accuracy"]["nothing"]) - fmean(r["accuracy"]["nothing"]) for r in chosen}
+    assert {f"{row['drift']:.2f}" for row in chosen} == {"0.12"}
+    assert f"0.12 costs {costs['noise']:.0f} points with noise (severity 2) and {costs['contrast']:.0f} with" in page
