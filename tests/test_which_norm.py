@@ -19,6 +19,7 @@ from tools.evidence import Cell, Comparison, MeanCell
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+HOWTO = DOCS / "howto" / "moments-from-memory.md"
 EVIDENCE = (DOCS / "results" / "evidence.md").read_text()
 PAGE = (DOCS / "which-norm.md").read_text()
 README = (ROOT / "README.md").read_text()
@@ -154,11 +155,26 @@ def test_words_about_bn_and_cn_are_supported() -> None:
             assert differences(comparisons()[f"cifar10 {size} {known}"], "acc").mean() > 0
 
 
-def test_moments_of_the_memory_gain_on_each_stream() -> None:
-    assert "Batch norm and CN both gain, on each stream where that was run." in " ".join(README.split())
+def test_moments_of_the_memory_gain_task_incrementally_and_lose_class_incrementally() -> None:
+    readme, howto = (" ".join(path.read_text().split()) for path in (ROOT / "README.md", HOWTO))
+    assert "Batch norm and CN both gain on Split CIFAR-100 and Split mini-ImageNet, where that was run." in readme
     same = {name: one for name, one in comparisons().items() if one.what.endswith("moments of the memory - running")}
-    assert len(same) == 10
-    assert all(interval(name, score)[0] > 0 for name in same for score in ("aia", "acc"))
+    lost = [name for name in same if name.startswith("class")]
+    gained = [name for name in same if name not in lost]
+    assert len(gained) == 10 and all(interval(name, score)[0] > 0 for name in gained for score in ("aia", "acc"))
+    assert "on Split MNIST both lose" in readme and len(lost) == 4
+    assert all(interval(name, score)[1] < 0 for name in lost for score in ("aia", "acc"))
+    spans = {
+        (score, kind): sorted(abs(differences(comparisons()[name], score).mean()) for name in names)
+        for score in ("aia", "acc")
+        for kind, names in (("gained", gained), ("lost", lost))
+    }
+    gain, loss, end = (spans[key] for key in (("aia", "gained"), ("aia", "lost"), ("acc", "lost")))
+    assert f"gain {gain[0]:.1f} to {gain[-1]:.1f} points of mean accuracy over the stream" in howto
+    assert f"lose {loss[0]:.1f} to {loss[-1]:.1f} points with one weight" in howto
+    assert f"and {end[0]:.1f} to {end[-1]:.1f} points at the end" in howto
+    batch = [name for name in comparisons() if name.startswith("class batch")]
+    assert len(batch) == 4 and all(interval(name)[0] > -0.2 for name in batch)
 
 
 def test_best_rates_with_moments_of_the_memory_are_those_of_the_validation_tasks() -> None:

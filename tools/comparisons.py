@@ -27,6 +27,7 @@ MINI_FRESH = "runs/split-mini-imagenet-fresh-seeds.jsonl.gz"
 MINI_DERPP = "split-mini-imagenet-derpp.jsonl.gz"
 TINY = "runs/split-tiny-imagenet.jsonl.gz"
 COCOSEQ = "cocoseq-mini.jsonl.gz"
+MNIST = "split-mnist-class-memory-moments.jsonl.gz"
 TABLES = "runs/tables.jsonl.gz"
 PANEL = "runs/split-cifar100-panel.jsonl.gz"
 PERMUTED = "runs/permuted-mnist-fresh-seeds.jsonl.gz"
@@ -182,6 +183,17 @@ def _moments() -> Iterator[tuple[str, Comparison]]:
             pair = cell("cn", strategy, "_memory"), cell("bn", strategy, "_memory")
             situation = f"{stream}, {NAMES[strategy]}"
             yield f"{cell.__name__} both {strategy}", Comparison(BOTH, situation, *pair, f"{basis} by running moments")
+    for norm in ("bn", "cn"):
+        for strategy in STRATEGIES:
+            of = {"norm": norm, "strategy": strategy, "evaluate.moments": "running"}
+            pair = Cell((MNIST,), of, "matrix_memory"), Cell((MNIST,), of)
+            situation = f"Split MNIST, class-incremental, {NAMES[strategy]}, at 0.03"
+            both = f"{norm.upper()}: moments of the memory - running"
+            yield f"class {norm} {strategy}", Comparison(both, situation, *pair, f"{FIXED}; {SAME}")
+            of = {"norm": norm, "strategy": strategy, "evaluate.moments": "memory"}
+            pair = Cell((MNIST,), of), Cell((MNIST,), of, "matrix_running")
+            both = f"{norm.upper()}: moments of the memory, weighted as a batch - running"
+            yield f"class batch {norm} {strategy}", Comparison(both, situation, *pair, f"{FIXED}; {SAME}")
     where = {"norm": "bn", "strategy": "er", "lr": 0.005}
     other = Cell((MOMENTS,), where), Cell((MOMENTS,), where, "matrix_running")
     yield "memory again", Comparison(what, "ER, BN at 0.005, 32 other seeds", *other, f"{AFTERWARDS}; {SAME}")

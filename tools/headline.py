@@ -54,6 +54,8 @@ def results_table() -> str:
             ("Split CIFAR-100, class order by seed, DER++", "order bn derpp"),
             ("Split mini-ImageNet, ER", "mini bn er"),
             ("Split mini-ImageNet, DER++", "mini bn derpp"),
+            ("Split MNIST, class-incremental, ER", "class bn er"),
+            ("Split MNIST, class-incremental, DER++", "class bn derpp"),
         ],
         "CN - BN, both with moments of the memory, at rates that running moments selected": [
             ("Split CIFAR-100, class order by seed, ER", "order both er"),
@@ -94,7 +96,7 @@ def answers_table() -> str:
     cifar = ["memory er", "memory derpp", "order bn er", "order bn derpp"]
     rows = [
         (
-            "you have a replay memory",
+            "task-incremental, with a replay memory",
             "[re-estimate](howto/moments-from-memory.md) before you evaluate",
             f"the same networks: BN {_points(*cifar)} on Split CIFAR-100, {_points('mini bn er', 'mini bn derpp')} on "
             f"Split mini-ImageNet; CN {_points('order cn er', 'order cn derpp')} and {_points('mini cn er')}",
@@ -103,7 +105,15 @@ def answers_table() -> str:
             "fresh seeds; other streams: not known",
         ),
         (
-            "you do so, and choose between BN and CN",
+            "class-incremental, with a replay memory",
+            "running moments, or weights as in a batch",
+            f"the same networks on Split MNIST: BN {_points('class bn er')} (ER) and {_points('class bn derpp')} "
+            f"(DER++), CN {_points('class cn er')} and {_points('class cn derpp')}; with weights as in a batch "
+            f"{_points('class batch bn er', 'class batch bn derpp', 'class batch cn er', 'class batch cn derpp')}",
+            f"{_seeds('class bn er', 'class cn derpp')} fresh seeds, an MLP, one rate; other streams: not known",
+        ),
+        (
+            "you re-estimate, and choose between BN and CN",
             "BN on Split CIFAR-100",
             f"CN - BN, both re-estimated: {_points('order both er')} (ER) and {_points('order both derpp')} (DER++) on "
             f"Split CIFAR-100, {_points('mini both er')} (ER) on Split mini-ImageNet",
@@ -166,8 +176,8 @@ def answers_table() -> str:
         (
             "results must vary little between seeds",
             "re-estimate",
-            f"deviation of ACC with ER: BN {spread[0]:.2f}, the same networks with moments of the memory "
-            f"{spread[1]:.2f}; CN {spread[2]:.2f}",
+            f"deviation of ACC, ER on Split CIFAR-100: BN {spread[0]:.2f}, the same networks with moments of the "
+            f"memory {spread[1]:.2f}; CN {spread[2]:.2f}",
             f"exploratory: {again.seeds} seeds; {of['tuned er'].seeds} of CN",
         ),
         (

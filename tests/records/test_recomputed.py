@@ -1,7 +1,7 @@
-"""The primary questions on Split CIFAR-100, decided again from the archives with NumPy and SciPy alone.
+"""The primary questions of each stream, decided again from the archives with NumPy and SciPy alone.
 
 Scores, the critical values of the looks (by convolution on a grid), Student's intervals, their intersection, and Holm's
-procedure are written again here, and agree with `bench.compare` and `decide_family`.
+procedure are written again here. They agree with `bench.compare`, `decide_family` and docs/results/evidence.md.
 """
 
 import gzip
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
+from tools.comparisons import comparisons
 
 from contnorm import bench
 from contnorm.bench.sequential import decide_family
@@ -116,3 +117,35 @@ def test_primary_family_is_that_of_an_independent_computation(name: str) -> None
         low, high = expected[question]
         assert verdict.interval == pytest.approx((low, high), abs=2e-3), question
         assert verdict.outcome.startswith("higher") == (low > 0) and verdict.outcome.startswith("lower") == (high < 0)
+
+
+@pytest.mark.parametrize("name", ["aia", "acc"])
+@pytest.mark.parametrize(
+    ("archive", "tuned", "prefix"),
+    [("split-cifar100-class-order", "order", "order"), ("split-mini-imagenet-fresh-seeds", "mini tuned", "mini")],
+)
+def test_verdicts_of_the_evidence_page_are_those_of_an_independent_computation(
+    archive: str, tuned: str, prefix: str, name: str
+) -> None:
+    by_place: dict[tuple[str, str, str], dict[int, float]] = {}
+    for record in lines(FOLDER / "runs" / f"{archive}.jsonl.gz"):
+        for key in ("matrix", "matrix_memory"):
+            place = record["config"]["norm"]["name"], record["config"]["strategy"]["name"], key
+            by_place.setdefault(place, {})[record["seed"]] = score(record[key], name)
+    mine: Questions = {}
+    for strategy in HASHES:
+        bn = by_place["bn", strategy, "matrix"]
+        sides = {f"{tuned} {strategy}": ("cn", strategy, "matrix")}
+        sides[f"{prefix} bn {strategy}"] = ("bn", strategy, "matrix_memory")
+        sides = {question: place for question, place in sides.items() if place in by_place}
+        mine |= {question: {seed: by_place[place][seed] - bn[seed] for seed in bn} for question, place in sides.items()}
+    page = (FOLDER.parent / "results" / "evidence.md").read_text()
+    for question, (low, high) in family(mine).items():
+        one = comparisons()[question]
+        (row,) = [row for row in page.splitlines() if row.startswith(f"| {one.what} | {one.situation} |")]
+        written = row.split(" | ")[5].partition("; at the end ")[0 if name == "aia" else 2]
+        if low > 0 or high < 0:
+            assert written.partition(",")[0] == ("higher" if low > 0 else "lower"), question
+        else:
+            low, high = interval(mine[question], 0.05 / 4)
+            assert written == ("equivalent" if low > -1 and high < 1 else "undecided"), question
