@@ -304,7 +304,7 @@ def test_streams_that_benchmarks_cannot_represent() -> None:
         to_avalanche(free)
 
 
-@pytest.mark.parametrize("scenario", ["class", "task"])
+@pytest.mark.parametrize("scenario", ["class", "task", "domain"])
 def test_stream_of_benchmark_and_back(scenario: str) -> None:
     stream = bench.load_stream(
         "split-mnist", source="digits", scenario=scenario, tasks=2, train_per_task=30, test_per_task=20
@@ -318,45 +318,6 @@ def test_stream_of_benchmark_and_back(scenario: str) -> None:
             assert samples[0] == samples[1]
     result = bench.run(back, norm="cn", settings={"norm.groups": 4, "train.batch": 10})
     assert result.scores()["acc"] > 0
-
-
-class Experience:
-    """An experience with raw images, as Avalanche has it."""
-
-    def __init__(self, x: Any, y: list[int], tasks: list[int], train: Any = None) -> None:
-        self.samples, self.task_labels, self.dataset, self._train = list(zip(x, y, strict=True)), tasks, self, train
-
-    def eval(self) -> "Experience":
-        return Experience([x for x, _ in self.samples], [y for _, y in self.samples], self.task_labels)
-
-    def train(self) -> Any:
-        return self if self._train is None else self._train
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.samples[index]
-
-
-class Benchmark:
-    def __init__(self, train: list[Experience], test: list[Experience] | None = None) -> None:
-        self.train_stream, self.test_stream = train, train if test is None else test
-
-
-def experience(labels: list[int], task: int, fill: int = 7) -> Experience:
-    return Experience(np.full((len(labels), 3, 4, 4), fill, dtype=np.uint8), labels, [task])
-
-
-def test_scenario_follows_from_task_labels() -> None:
-    shared = Benchmark([experience([0, 1], 0), experience([1, 0], 0)])
-    heads = Benchmark([experience([0, 1], 0), experience([1, 0], 1)])
-    assert bench.Stream.from_avalanche(shared).settings["scenario"] == "domain"
-    stream = bench.Stream.from_avalanche(heads)
-    assert stream.settings["scenario"] == "task"
-    assert [task.classes for task in stream.tasks] == [("0:0", "0:1"), ("1:0", "1:1")]
-    assert stream.num_outputs == 4
-    assert stream.tasks[0].train[0][0].unique().item() == pytest.approx(7 / 255)  # bytes are scaled
 
 
 class Images:
@@ -373,14 +334,18 @@ class Images:
         return Image.fromarray(self.arrays[index]), self.targets[index]
 
 
-def to_tensor(image: Image.Image) -> torch.Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+def to_bytes(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def to_floats(image: Image.Image) -> torch.Tensor:
+    return to_bytes(image).float() / 255
 
 
 @pytest.mark.parametrize("local_labels", [False, True])
 def test_benchmark_of_avalanche_from_images(local_labels: bool) -> None:
     train, test = Images(0), Images(1)
-    transforms = {"train_transform": to_tensor, "eval_transform": to_tensor}
+    transforms = dict.fromkeys(("train_transform", "eval_transform"), to_bytes if local_labels else to_floats)
     labels = {"task_labels": True, "class_ids_from_zero_in_each_exp": True} if local_labels else {"task_labels": False}
     order = {"fixed_class_order": [2, 0, 3, 1], "shuffle": False}
     stream = bench.Stream.from_avalanche(nc_benchmark(train, test, 2, **labels, **order, **transforms))
