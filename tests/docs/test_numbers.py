@@ -65,9 +65,9 @@ def test_accuracies_on_corrupted_images_match_record() -> None:
     assert len(rows) == 16
     titles = {"nothing": "nothing", "ema 50": "EMA, batches of 50", "batch 200": "moments of each batch of 200"}
     titles |= {"batch 10": "moments of each batch of 10", "reestimate 200, mix=1.0": "`reestimate`, 200 images"}
-    titles |= {f"reestimate 200, mix={mix}": f"`reestimate`, 200 images, `mix={mix}`" for mix in (0.5, 0.2)}
+    titles |= {f"reestimate 200, mix={mix}": f"`reestimate`, 200 images, `mix={mix}`" for mix in (0.8, 0.5, 0.2)}
     titles |= {"reestimate 32, mix=1.0": "`reestimate`, 32 images"}
-    titles |= {"reestimate 32, mix=0.2": "`reestimate`, 32 images, `mix=0.2`"}
+    titles |= {f"reestimate 32, mix={mix}": f"`reestimate`, 32 images, `mix={mix}`" for mix in (0.5, 0.2)}
     for tool, title in titles.items():
         assert f"| {title} | {cells(tool, 0, 1, 2, 3, 4, 5)} |" in page
     for tool in ("nothing", "reestimate 200, mix=0.5", "batch 200", "ema 50"):
