@@ -25,6 +25,7 @@ __all__ = ["answers_table", "calibration_table", "evidence_tables", "fine_tuning
 ROOT = RECORDS.parents[1]
 SCORES = {"acc": "ACC", "aia": "mean over the stream", "fm": "FM", "la": "LA", "map": "mAP"}
 CIFAR10_CASES = [f"cifar10 {size} {known}" for size in (500, 2560) for known in ("unknown", "known")]
+NOT_RUN = "records/README.md#not-run"
 MINI_RATES = [f"mini derpp {rate}" for rate in (0.003, 0.005, 0.01, 0.03)]
 
 
@@ -106,7 +107,7 @@ def answers_table() -> str:
         ),
         (
             "class-incremental, with a replay memory",
-            "running moments, or weights as in a batch",
+            "running moments, or [weights as in a batch](howto/moments-from-memory.md#in-the-benchmark)",
             f"the same networks on Split MNIST: BN {_points('class bn er')} (ER) and {_points('class bn derpp')} "
             f"(DER++), CN {_points('class cn er')} and {_points('class cn derpp')}; with weights as in a batch "
             f"{_points('class batch bn er', 'class batch bn derpp', 'class batch cn er', 'class batch cn derpp')}",
@@ -121,18 +122,12 @@ def answers_table() -> str:
             "rates not known",
         ),
         (
-            "running moments, Split CIFAR-100, rates tuned",
+            "running moments, rates tuned: Split CIFAR-100, or ER on Split mini-ImageNet",
             "BN",
             f"CN - BN: {_points('tuned er')} (ER), {_points('tuned derpp')} (DER++); class order by seed: "
-            f"{_points('order er')} and {_points('order derpp')}",
-            f"{_words('tuned er')} and {_words('tuned derpp')}; by seed {_words('order er')} and "
-            f"{_words('order derpp')}; one reading of the [protocol](deviations.md#readings-of-the-protocol)",
-        ),
-        (
-            "running moments, ER on Split mini-ImageNet, rates tuned",
-            "BN",
-            f"CN - BN: {_points('mini tuned er')}; at the end {_points('mini tuned er', score='acc')}",
-            f"{_words('mini tuned er')}, {of['mini tuned er'].seeds} seeds",
+            f"{_points('order er')}, {_points('order derpp')}; Split mini-ImageNet: {_points('mini tuned er')}",
+            f"{_words('tuned er')}, {_words('tuned derpp')}; {_words('order er')}, {_words('order derpp')}; "
+            f"{_words('mini tuned er')}; one reading of the [protocol](deviations.md#readings-of-the-protocol)",
         ),
         (
             "running moments, DER++ on Split mini-ImageNet or Split CIFAR-10",
@@ -149,23 +144,15 @@ def answers_table() -> str:
             f"ER on Split CIFAR-100: {_seeds('one rate er')} fresh seeds; others exploratory: "
             f"{_seeds('one rate derpp', 'mini er 0.03', 'mini derpp one rate')} seeds",
         ),
-        ("another batch size than 10 with 10", "not known", "-", "[not run](records/README.md#not-run)"),
         (
-            "class- or task-incremental, running moments",
-            "no difference is shown",
-            "CN - BN, DER++ on Split CIFAR-10, memories of 500 and 2,560: task unknown "
-            f"{_points('cifar10 500 unknown')} and {_points('cifar10 2560 unknown')}, known "
-            f"{_points('cifar10 500 known')} and {_points('cifar10 2560 known')}",
-            f"exploratory: {_seeds(*CIFAR10_CASES)} seeds, one rate for both; other streams: not known",
+            "class- or task-incremental, a small or large memory",
+            "no change is shown",
+            f"CN - BN, DER++ on Split CIFAR-10, memories of 500, 2,560 and 5,120: {_by_size('unknown')} "
+            f"(class-incremental), {_by_size('known')} (task-)",
+            f"exploratory: {_seeds(*CIFAR10_CASES)} seeds, {_seeds('cifar10 5120 unknown')} with 5,120, one rate for "
+            "both; other streams: not known",
         ),
-        (
-            "the memory is small or large",
-            "no difference is shown",
-            f"the same runs, task unknown: {_points('cifar10 500 unknown')} with 500, "
-            f"{_points('cifar10 2560 unknown')} with 2,560, {_points('cifar10 5120 unknown')} with 5,120",
-            f"exploratory: {_seeds(*CIFAR10_CASES)} seeds, {_seeds('cifar10 5120 unknown')} with 5,120",
-        ),
-        ("a pretrained network", "not known", "-", "[not run](records/README.md#not-run)"),
+        ("another batch size than 10 with 10, or a pretrained network", "not known", "-", f"[not run]({NOT_RUN})"),
         (
             "several labels per image",
             "either",
@@ -203,6 +190,11 @@ def answers_table() -> str:
         ),
     ]
     return "\n".join([_row("if", "do", "gain", "sure?"), "|---|---|---|---|", *(_row(*one) for one in rows)])
+
+
+def _by_size(known: str) -> str:
+    """Differences on Split CIFAR-10 by size of the memory."""
+    return ", ".join(_points(f"cifar10 {size} {known}") for size in (500, 2560, 5120))
 
 
 def _above_bn() -> str:
