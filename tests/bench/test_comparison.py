@@ -90,6 +90,9 @@ def test_moments_choose_the_matrix() -> None:
     same = compare(bn, bn, moments=("memory", "running"))
     assert same.mean == 2.0 and same.names == ("memory moments", "running moments") and same.outcome == "higher"
     assert compare(cn, bn, moments="memory").mean == pytest.approx(compare(cn, bn).mean - 1)
+    by_memory = experiment(CN, memory=CN, norm={"name": "cn"}, evaluate={"moments": "memory"})
+    assert compare(by_memory, bn).names == ("norm=cn, moments=memory", "norm=bn, moments=running")
+    assert compare(by_memory, bn, moments="memory").names == ("cn32", "bn")  # what was compared, not the settings
     with pytest.raises(UserError, match="was not evaluated with exact moments, but with running, memory"):
         compare(cn, bn, moments="exact")
 

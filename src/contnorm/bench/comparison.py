@@ -210,7 +210,11 @@ def _compare_records(a: Any, b: Any, score: str | None, moments: Moments | None,
     if shared and all(math.isnan(ours[seed] - theirs[seed]) for seed in shared):
         raise UserError(f"score {name!r} has no value in these runs, such as the forgetting of a single task.")
     lost = diverged_seeds(a, one.hash) | diverged_seeds(b, other.hash)
-    names = experiment_names(one.config, other.config)
+    compared = [  # with the moments that are compared
+        replace(record.config, evaluate=replace(record.config.evaluate, moments=kind)) if kind else record.config
+        for record, kind in zip((one, other), evaluations, strict=True)
+    ]
+    names = experiment_names(compared[0], compared[1])
     if one.hash == other.hash and evaluations[0] != evaluations[1]:  # two evaluations of the same runs
         names = f"{evaluations[0]} moments", f"{evaluations[1]} moments"
     verdict = compare_scores(ours, theirs, name, names, diverged=lost, chance=chance_level(one, name), **rule)
