@@ -26,6 +26,7 @@ from avalanche.training import ICaRL, JointTraining, Naive, Replay
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.supervised import DER, ER_ACE
 
+from contnorm.bench.memories import StreamInfo
 from contnorm.integrations.avalanche import NormEffect, NormPlugin, to_avalanche
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -393,3 +394,26 @@ def test_recorded_split_mnist_is_the_one_of_the_page(example: dict[str, Any]) ->
     assert f"CN is {fmean(gains):.2f} points above BN ({wins} of {len(gains)} seeds)" in page
     seeds = [run["seed"] for run in record["variants"]["BN"]["runs"]]
     assert f"{len(seeds)} seeds" in page and record["versions"]["avalanche-lib"] in page
+
+
+def test_recorded_memories_are_those_of_the_page(example: dict[str, Any]) -> None:
+    record = json.loads((ROOT / "docs/records/integrations/er-memories-split-mnist.json").read_text())
+    page = (ROOT / "docs/integrations/avalanche.md").read_text()
+    assert record["settings"] == example["SETTINGS"] and list(record["variants"]) == list(example["memories"]())
+    for memory, norms in record["variants"].items():
+        cells = []
+        for values in norms.values():
+            assert len(values["accuracy"]) == 5 and example["summary"](values["accuracy"]).items() <= values.items()
+            cells.append(f"{values['mean']:.2f} ± {values['std']:.2f}")
+        assert f"| {memory} | {' | '.join(cells)} |" in page
+
+
+def test_memory_of_the_example_shares_its_slots_among_earlier_tasks(example: dict[str, Any]) -> None:
+    memory = example["ExperienceBalanced"](20).bind(StreamInfo(outputs=10, tasks=4), np.random.default_rng(0))
+    owner = np.full(40, -1)  # the task of the sample in each slot
+    for task in range(4):
+        for _ in range(15):
+            slots = memory.offer(np.zeros(7, dtype=np.int64), task)
+            owner[slots[slots >= 0]] = task
+            counts = np.bincount(owner[memory.readable()], minlength=task + 1)
+            assert counts.tolist() == [20 // max(task, 1)] * task + [0]

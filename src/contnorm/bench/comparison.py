@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from contnorm.bench.config.defaults import resolved_settings, run_names, varying
 from contnorm.bench.config.schema import SHORT_KEYS, RunConfig, flatten_settings, format_value
@@ -211,7 +211,9 @@ def _compare_records(a: Any, b: Any, score: str | None, moments: Moments | None,
         raise UserError(f"score {name!r} has no value in these runs, such as the forgetting of a single task.")
     lost = diverged_seeds(a, one.hash) | diverged_seeds(b, other.hash)
     compared = [  # with the moments that are compared
-        replace(record.config, evaluate=replace(record.config.evaluate, moments=kind)) if kind else record.config
+        replace(record.config, evaluate=replace(record.config.evaluate, moments=cast(Any, kind)))
+        if kind
+        else record.config
         for record, kind in zip((one, other), evaluations, strict=True)
     ]
     names = experiment_names(compared[0], compared[1])

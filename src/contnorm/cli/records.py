@@ -332,9 +332,10 @@ def report(
         # Write the tables as Markdown.
         contnorm report --out report.md
     """
-    content = collect_report(runs or [Path("runs")], table or ())
+    with Console(stderr=True).status("reading records and drawing figures"):
+        content = collect_report(runs or [Path("runs")], table or ())
+        files = write_report(content, out)
     for problem in content.runs.problems:
         print_error(problem)
-    files = write_report(content, out)
     where = str(files[0]) if len(files) == 1 else f"{len(files)} files under {out}"
     print_lines([f"{content.lead[0]} See {where}"])
