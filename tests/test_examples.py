@@ -37,6 +37,8 @@ def page_of(name: str) -> str:
         ("offpolicy_critic", "torch"),
         ("federated_moments", "torch"),
         ("averaged_weights", "torch"),
+        ("private_training", "opacus"),
+        ("flower_moments", "flwr"),
     ],
 )
 def test_quick_mode_writes_a_record_of_the_same_form(
@@ -151,6 +153,8 @@ def test_calibration_is_measured_once_for_each_row(monkeypatch: pytest.MonkeyPat
     ("name", "page", "columns"),
     [
         ("averaged-weights", "average-weights", ("last", "averaged", "update_bn", "reestimate", "update_bn, sorted")),
+        ("private-training", "differential-privacy", ("public", "before", "after")),
+        ("flower-moments", "federated-averaging", ()),
     ],
 )
 def test_tables_on_the_pages_are_those_of_the_records(name: str, page: str, columns: tuple[str, ...]) -> None:
@@ -173,6 +177,16 @@ def test_gains_of_moments_on_the_page_are_those_of_the_record(row: str, words: s
     gains = [a - b for a, b in zip(scores["reestimate"], scores["last"], strict=True)]
     assert words.format(f"{fmean(gains):.1f} ± {stdev(gains):.1f}") in page
     assert scores["reestimate"] == scores["reestimate, sorted"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"), [("alike", "too**: {} points against `fix`"), ("rotated", "`fix` is better**: {} p")]
+)
+def test_differences_after_private_training_are_those_of_the_record(data: str, words: str) -> None:
+    results, page = record_of("private-training")["results"], " ".join(page_of("differential-privacy").split())
+    ends = (results[f"{data}: {way}"]["after"] for way in ("calibrated, 8 a group", "ModuleValidator.fix"))
+    differences = [a - b for a, b in zip(*ends, strict=True)]
+    assert words.format(f"{fmean(differences):+.1f} ± {stdev(differences):.1f}") in page
 
 
 @pytest.fixture
