@@ -5,7 +5,8 @@
 
 A stage continues where it was: what is recorded, in the folder or in docs/records, is not run again, and a run that was
 stopped by SIGINT continues at its last checkpoint. So a stage can be run in parts, with the folder kept between them.
-Runs with running moments and a memory are also evaluated with moments of the memory.
+Runs with running moments and a memory are also evaluated with moments of the memory. For an archive of the new records,
+delete the archives that were copied to the folder, then `contnorm show --runs FOLDER --to FILE.jsonl.gz`.
 """
 
 from __future__ import annotations
