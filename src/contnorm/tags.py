@@ -77,7 +77,8 @@ class ReplayRequest:
 
 
 class _Current(threading.local):  # torch.compile reads its attributes, but not a ContextVar
-    tags: BatchTags | None = None
+    def __init__(self) -> None:  # once in each thread; torch 2.7 would read a default of the class instead of the value
+        self.tags: BatchTags | None = None
 
 
 _current = _Current()

@@ -19,15 +19,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from contnorm import ContinualNorm1d, ContinualNorm2d, ContinualNorm3d
 from contnorm.functional import continual_norm
 from contnorm.kernels import build
-from contnorm.kernels.triton import eager, plan
-from contnorm.kernels.triton.launcher import INTERPRETED
+from contnorm.kernels.triton import eager, launcher, plan
 from contnorm.kernels.triton.plan import LaunchLimits
 from tests.kernels.interpreter_driver import InterpreterDriver
-from tests.kernels.test_continual import LAST, LIMITS_BY_PLAN
 
 pytestmark = pytest.mark.slow  # Triton's interpreter takes long, and so does the build of the extension
 
-pytest.importorskip("triton", reason="Triton is not installed")
+if not launcher.INSTALLED:
+    pytest.skip("needs Triton and torch 2.11", allow_module_level=True)
+from tests.kernels.test_continual import LAST, LIMITS_BY_PLAN  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +331,7 @@ def test_saved_tensors_are_released_and_hooks_are_called(driver: Any, device: to
 
 @pytest.fixture
 def software(module: Any) -> Iterator[InterpreterDriver]:
-    if not INTERPRETED:
+    if not launcher.INTERPRETED:
         pytest.skip("the driver in software needs Triton's interpreter")
     driver = InterpreterDriver()
     eager.start(module, driver)

@@ -1,4 +1,4 @@
-"""Re-estimation and averaging on a device without float64, simulated on the CPU: inputs of layers stay in float32."""
+"""Layers and tools on a device without float64, simulated on the CPU: inputs of layers stay in float32."""
 
 import copy
 from typing import Any
@@ -11,15 +11,20 @@ from torch.utils._pytree import tree_leaves
 
 import contnorm as cn
 from contnorm.checks import in_float64, widest
+from contnorm.registry import NORMS
 
 
 class Float32Device(TorchDispatchMode):
-    """Refuses float64 tensors with more than one dimension, which are not sums of channels."""
+    """Refuses float64 tensors with more than ``dims`` dimensions; those with one are sums of channels, on the host."""
+
+    def __init__(self, dims: int = 1) -> None:
+        super().__init__()
+        self.dims = dims
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        assert not any(tensor.dtype == torch.float64 and tensor.dim() > 1 for tensor in tensors), func
+        assert not any(tensor.dtype == torch.float64 and tensor.dim() > self.dims for tensor in tensors), func
         return result
 
 
@@ -70,3 +75,30 @@ def test_sums_are_pooled_in_float64() -> None:
     cn.reestimate(layer, [torch.tensor([[1e4], [1e4 + 1]]) for _ in range(200)])  # sums in float32 would drift
     assert layer.running_mean is not None and layer.running_mean.item() == 10000.5
     assert layer.running_var is not None and layer.running_var.item() == pytest.approx(0.25 * 400 / 399, rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", [name for name, entry in NORMS.items() if not entry.standardizes_weights])
+def test_layers_without_float64(norm: str, request: pytest.FixtureRequest) -> None:
+    """Forward, backward, moments and evaluation; the results are those with float64, up to rounding."""
+    options: Any = {"num_groups": 4} if NORMS[norm].grouped else {}
+    options |= {"kernel": "pivoted"} if norm == "cn" else {}  # the C++ kernel is of CPUs, which have float64
+    layers = [cn.create_norm(norm, 8, **options)]
+    layers.append(copy.deepcopy(layers[0]))
+    results = []
+    for layer in layers:
+        x = torch.randn(4, 8, 3, 3, generator=torch.Generator().manual_seed(0)).add(3).requires_grad_()
+        with Float32Device(dims=-1 if results else 4):
+            outputs = [layer(x), layer(2 * x), layer.eval()(x)]
+            sum(output.pow(3).sum() for output in outputs).backward()
+        results.append([*outputs, x.grad, *layer.buffers(), *(p.grad for p in layer.parameters())])
+        request.getfixturevalue("no_float64")
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("no_float64")
+def test_diagnosis_without_float64() -> None:
+    model = nn.Sequential(network("brn"), nn.Flatten(), nn.LazyLinear(2))
+    model(data()[0])
+    tasks = {str(i): [(batch, torch.zeros(len(batch), dtype=torch.int64))] for i, batch in enumerate(data()[:2])}
+    with Float32Device():
+        assert len(cn.diagnose(model, tasks).layers) == 2

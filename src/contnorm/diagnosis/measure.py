@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from contnorm.checks import widest
 from contnorm.moments.freeze import evaluation_mode
 from contnorm.moments.pooling import Moments, moment_layers
 from contnorm.moments.reestimate import (
@@ -520,13 +521,13 @@ def _distances(
     name: str, layer: LayerMoments, by_task: Sequence[Mapping[str, LayerMoments]], eps: float
 ) -> LayerDistances:
     running, oracle = (layer.old_mean, layer.old_var), (layer.new_mean, layer.new_var)
-    spread = oracle[1].double() + eps
+    spread = widest(oracle[1]) + eps
     scales = float(spread.sqrt().sum()), float(spread.sum())
 
     def distance(a: Moments | None, b: Moments) -> Distance | None:
         if a is None:
             return None
-        mean, var = (float((x.double() - y.double()).abs().sum()) for x, y in zip(a, b, strict=True))
+        mean, var = (float((widest(x) - widest(y)).abs().sum()) for x, y in zip(a, b, strict=True))
         # A layer with constant input and eps=0 has no scale.
         return Distance(mean, var, *(d / scale if scale else 0.0 for d, scale in zip((mean, var), scales, strict=True)))
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from contnorm.checks import statistics_dtype
+from contnorm.checks import statistics_dtype, widest
 from contnorm.kernels import Order
 from contnorm.kernels.pivot import channel_pivot, per_channel, slab_pivot
 
@@ -150,13 +150,13 @@ def scaled_about_pivot(
     computed in a small float64 table, and only its difference within the slab is added to the data.
     """
     at = slab_pivot(x, num_groups)
-    scale = torch.rsqrt(var.double() + eps)
+    scale = torch.rsqrt(widest(var) + eps)
     if weight is not None:
-        scale = scale * weight.double()
-    level = (at.double() - mean.double()) * scale
+        scale = scale * widest(weight)
+    level = (widest(at) - widest(mean)) * scale
     if bias is not None:
-        level = level + bias.double()
-    firsts = level.detach().reshape(x.shape[0], num_groups, -1)[:, :, :1]
+        level = level + widest(bias)
+    firsts = level.detach().reshape(x.shape[0], num_groups, -1)[..., :1]
     level = (level.reshape(x.shape[0], num_groups, -1) - firsts).reshape(x.shape[0], x.shape[1])
     dtype, rank = statistics_dtype(x), x.dim()
     return (x.to(dtype) - per_channel(at, rank)) * per_channel(scale.to(dtype), rank) + per_channel(

@@ -306,7 +306,7 @@ def normed_relu(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> T
         tensor([2., 0.])
     """
     # Not if somebody has replaced its forward pass or looks at its output.
-    is_plain = isinstance(norm, NormLayer) and "forward" not in vars(norm) and not norm._forward_hooks
+    is_plain = isinstance(norm, NormLayer) and "forward" not in norm.__dict__ and not norm._forward_hooks
     if is_plain and cast(NormLayer, norm).fuses_relu:
         fused: Tensor = norm(x, residual=residual, relu=True)  # by keyword: a pre-hook may replace what is positional
         return fused

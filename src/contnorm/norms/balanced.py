@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.checks import check_number, statistics_dtype
+from contnorm.checks import check_number, statistics_dtype, widest
 from contnorm.kernels.pivot import per_channel
 from contnorm.norms.base import (
     MomentNorm,
@@ -229,7 +229,7 @@ class AdaptiveBalanceNormBase(MomentNorm):
             return super()._weight_of_moving_batch()
         if self.num_batches_tracked is None:
             raise ValueError(f"{type(self).__name__}: kappa={self.kappa} needs the counter num_batches_tracked.")
-        batches = self.num_batches_tracked.to(torch.float64)
+        batches = widest(self.num_batches_tracked)
         if self.kappa == 0:
             return (batches + 1).reciprocal()
         if self.momentum in (0, 1):

@@ -227,7 +227,7 @@ class MomentNorm(NormLayer):
         if self.momentum is None:
             if self.num_batches_tracked is None:
                 raise ValueError(f"{type(self).__name__}: momentum=None needs the counter num_batches_tracked.")
-            return (self.num_batches_tracked + 1).to(torch.float64).reciprocal()
+            return widest(self.num_batches_tracked + 1).reciprocal()
         return self.momentum
 
     def _count(self, x: Tensor) -> None:
@@ -504,7 +504,7 @@ def empty_like_input(x: Tensor, *parameters: Tensor | None) -> Tensor:
 class RowMoments(NamedTuple):
     """The input minus a pivot for each row (one sample, one channel), and the moments of the rows.
 
-    The tables are in float64, because they are small.
+    The tables are in float64, because they are small; in float32 on a device without float64.
     """
 
     shifted: Tensor  # (N, C, *)
@@ -542,7 +542,7 @@ def row_moments(x: Tensor) -> RowMoments:
         var = torch.zeros_like(off)
     else:
         var, off = torch.var_mean(shifted, dim=tuple(range(2, x.dim())), correction=1)
-    return RowMoments(shifted, pivot.double(), pivot.double() + off.double(), var.double())
+    return RowMoments(shifted, widest(pivot), widest(pivot) + widest(off), widest(var))
 
 
 def normalize_rows(

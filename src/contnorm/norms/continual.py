@@ -249,7 +249,7 @@ class ContinualNormBase(MomentNorm):
         if self.order == "gn_bn":  # the moments are those of the group-normalized signal
             groups = resolve_groups(self.num_groups, self.num_features, x.dim())
             affine = (self.weight, self.bias) if self.tied else (None, None)
-            weight, bias = (None if p is None else p.double() for p in affine)
+            weight, bias = (None if p is None else widest(p) for p in affine)
             x = F.group_norm(widest(x), groups, weight, bias, self.eps)
         return super().batch_moments(x)
 

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from contnorm.checks import check_number, statistics_dtype, updates_moments
+from contnorm.checks import check_number, statistics_dtype, updates_moments, widest
 from contnorm.kernels.pivot import channel_pivot, per_channel
 from contnorm.norms.base import (
     MomentNorm,
@@ -101,7 +101,7 @@ def instance_aware_batch_norm(
         update_moments(running_mean, running_var, mean, var, momentum)
     else:
         assert running_mean is not None and running_var is not None
-        mean, var = running_mean.double(), running_var.double()
+        mean, var = widest(running_mean), widest(running_var)
     if not has_one_position(x):
         mean_limit = k * torch.sqrt((var + eps) / positions)
         var_limit = k * (var + eps) * var.new_full((), 2 / (positions - 1)).sqrt()  # exporters keep the size variable

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from contnorm.checks import widest
 from contnorm.norms.base import (
     MomentNorm,
     RowMoments,
@@ -70,7 +71,7 @@ def switch_norm(
         update_moments(running_mean, running_var, batch_mean, batch_var, momentum)
     else:
         assert running_mean is not None and running_var is not None
-        batch_mean, batch_var = running_mean.double(), running_var.double()
+        batch_mean, batch_var = widest(running_mean), widest(running_var)
     layer_mean = rows.mean.mean(1, keepdim=True)
     layer_var = (rows.var + (rows.mean - layer_mean).square()).mean(1, keepdim=True)
     single = has_one_position(x)
@@ -87,7 +88,7 @@ def _batch_branch(rows: RowMoments) -> tuple[Tensor, Tensor]:
 
 def _mixed(logits: Tensor, instance: Tensor, layer: Tensor, batch: Tensor, single: bool) -> Tensor:
     """Return the weighted sum of the moments, (N, C)."""
-    share = torch.softmax((logits[1:] if single else logits).double(), 0)
+    share = torch.softmax(widest(logits[1:] if single else logits), 0)
     mixed = share[-2] * layer + share[-1] * batch
     return mixed if single else mixed + share[0] * instance
 

@@ -507,7 +507,7 @@ def exports(subject: NormSubject) -> None:
     """``torch.export`` exports it in evaluation mode with a batch of any size."""
     layer = _exportable(subject)
     batch = torch.export.Dim("batch")
-    program = torch.export.export(layer, (subject.data(),), dynamic_shapes=({0: batch},))
+    program = torch.export.export(layer, (subject.data(),), dynamic_shapes=({0: batch},), strict=False)
     x = subject.data(seed=1, size=7)
     assert_close(program.module()(x), layer(x), 1e-5, "the output of the exported program")
 

@@ -34,7 +34,7 @@ moment_update = reference.moment_update  # of all that it can describe; the C++ 
 def unsupported_reason(x: Tensor, num_groups: int) -> str | None:
     """Return why the kernels cannot run on this input; None if they can."""
     if not launcher.INSTALLED:
-        return "Triton is not installed"
+        return "it needs Triton, and torch 2.11 or newer"
     if not (x.is_cuda or (launcher.INTERPRETED and x.device.type == "cpu")):
         return f"it needs CUDA (or Triton's interpreter, TRITON_INTERPRET=1), and the input is on {x.device}"
     if not (launcher.COMPILER or launcher.INTERPRETED):

@@ -35,7 +35,8 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of inputs; the 
 
 # Read once, because Triton also reads its mode at import. A C compiler builds its launcher at the first launch.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-INSTALLED = find_spec("triton") is not None
+# With older versions, whose kernels were never checked, the other implementations are used.
+INSTALLED = find_spec("triton") is not None and torch.__version__ >= "2.11"
 COMPILER = bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 # No cache for the interpreter, which compiles nothing, nor for AMD GPUs, where Triton's key has more than ours.
