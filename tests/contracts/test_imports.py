@@ -55,3 +55,26 @@ def test_layer_imports_only_torch_and_the_norm_library() -> None:
     assert "contnorm.norms.continual" in brought
     rooms = {"checks", "errors", "kernels", "norms", "registry"}
     assert {tuple(name.split(".")[:2]) for name in brought} == {("contnorm",), *(("contnorm", room) for room in rooms)}
+
+
+WINDOWS = """
+import importlib, os, pkgutil, signal, sys
+import filelock, jinja2, matplotlib.pyplot, pandas, PIL.Image, pydantic, rich, safetensors.torch, scipy.stats
+import torch, typer
+sys.modules.update(dict.fromkeys(("fcntl", "grp", "posix", "pty", "pwd", "resource", "termios", "triton", "tty")))
+for name in ("fork", "getuid", "killpg", "sched_getaffinity", "sched_setaffinity"):
+    delattr(os, name)
+for name in ("SIGHUP", "SIGKILL", "SIGUSR1", "alarm", "pthread_sigmask", "setitimer"):
+    delattr(signal, name)
+import contnorm
+for module in pkgutil.walk_packages(contnorm.__path__, "contnorm."):
+    if not module.name.startswith(("contnorm.integrations", "contnorm.kernels.triton", "contnorm.__main__")):
+        importlib.import_module(module.name)
+settings = {"stream.source": "digits", "train.max_steps": 2}
+print(*contnorm.bench.run("split-mnist", norm="cn4", settings=settings, progress=None).acc > 0)
+"""
+
+
+@pytest.mark.slow
+def test_norms_and_a_run_need_no_module_that_windows_lacks(tmp_path: Path) -> None:
+    assert python(f"import os; os.chdir({str(tmp_path)!r})\n{WINDOWS}") == "True"

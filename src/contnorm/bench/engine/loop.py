@@ -25,8 +25,10 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.moments.pooling import NonFiniteMomentsError
 
-if sys.platform != "win32":
+try:
     import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
 
 REPORT_EVERY = 20  # steps between progress reports; each copies the losses to the host and checks them
 ASK_EVERY = 0.5  # seconds between two calls of ``stop``
@@ -241,7 +243,7 @@ def peak_memory(device: torch.device) -> int | None:
     """Return the peak memory in bytes: allocated on a GPU, or of this process on a CPU; None if it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    if sys.platform == "win32":
+    if resource is None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
