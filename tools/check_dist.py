@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMIT = 3 * 2**20  # bytes
+LIMITS = {".whl": 1_500_000, ".gz": 3_000_000}  # bytes
 
 
 def problems(folder: Path) -> list[str]:
@@ -30,9 +30,9 @@ def problems(folder: Path) -> list[str]:
     foreign += [(sdists[0], name) for name in sorted(sdist) if not _belongs_to_sdist(name, package)]
     found += [f"{path.name}: has {name}, which does not belong there." for path, name in foreign]
     found += [
-        f"{path.name}: has {path.stat().st_size:,} bytes, more than {LIMIT:,}."
+        f"{path.name}: has {path.stat().st_size:,} bytes, more than {LIMITS[path.suffix]:,}."
         for path in (wheels[0], sdists[0])
-        if path.stat().st_size > LIMIT
+        if path.stat().st_size > LIMITS[path.suffix]
     ]
     commits = wheel.get("contnorm/COMMIT"), sdist.get("src/contnorm/COMMIT")
     if commits[0] is None or commits[0] != commits[1]:

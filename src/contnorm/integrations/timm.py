@@ -18,8 +18,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import timm.layers
 from timm.layers import BatchNormAct2d, create_act_layer, create_norm, create_norm_act
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from contnorm.norms.base import NormLayer
@@ -137,6 +137,6 @@ def register() -> None:
     create_norm_act._NORM_ACT_TYPES.add(LayerNorm2d)
     create_norm_act._NORM_ACT_REQUIRES_ARG.add(LayerNorm2d)
     # Feature extraction with torch.fx treats the layers as units, as it does timm's own.
-    leaves = timm.layers._fx._leaf_modules
-    leaves.update(ACT_CLASSES.values())
-    leaves.update(norm_class(entry, dim) for entry in NORMS.values() if not entry.layers for dim in DIMS)
+    norms = {norm_class(entry, dim) for entry in NORMS.values() if not entry.layers for dim in DIMS}
+    for leaf in norms.union(ACT_CLASSES.values()):
+        register_notrace_module(leaf)
