@@ -18,7 +18,7 @@ def problems(root: Path, tag: str | None = None) -> list[str]:
     found = []
     [version] = re.findall(r'^__version__ = "(.*)"$', _text(root, "src/contnorm/__init__.py"), re.MULTILINE)
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        found.append(f"src/contnorm/__init__.py: version {version} is not that of a release, such as 0.2.0.")
+        found.append(f"src/contnorm/__init__.py: version {version} is not that of a release, such as 0.3.0.")
     if tag is not None and tag != f"v{version}":
         found.append(f"tag {tag} is not v{version}, the version in src/contnorm/__init__.py.")
     heading = re.search(r"^## (.*)$", _text(root, "CHANGELOG.md"), re.MULTILINE)
