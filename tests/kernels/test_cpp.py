@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import contnorm as cn
 from contnorm.functional import continual_norm
@@ -362,7 +363,7 @@ def test_auto_does_not_select_the_kernel_under_transforms(calls: list[str]) -> N
     torch.func.grad(lambda x: layer(x).sum())(x)
     torch.func.jvp(layer, (x,), (x,))
     torch.export.export(cn.CN(32), (x,), strict=False)
-    with torch.utils.flop_counter.FlopCounterMode(display=False):
+    with FlopCounterMode(display=False):
         layer(x)
     assert calls == []
 
