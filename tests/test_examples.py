@@ -130,8 +130,8 @@ def test_differences_on_the_page_are_those_of_the_record(first: str, second: str
 
 
 @pytest.mark.slow
-def test_calibration_is_measured_once_for_each_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    script = load("calibrated_conversion", monkeypatch)
+def test_calibration_is_measured_once_for_each_row(tmp_path: Path) -> None:
+    script = importlib.import_module("benchmarks.calibrated_conversion")
     generator = numpy.random.default_rng(0)
     for sheet, part, images in (("test_batch", "test", 40), ("data_batch_1", "train", 100)):
         pixels = generator.integers(0, 256, (images, 1024, 3), numpy.uint8)

@@ -419,7 +419,7 @@ def _curves(experiment: Experiment) -> Table:
     rows = [[name, *map(spread, some), *["-"] * (tasks - len(some))] for name, some in points.items()]
     label = "mAP" if experiment.score_names is LABEL_SCORES else "accuracy"
     title, heads = f"{experiment.title}: {label} after each task", ["setting", *(f"task {i + 1}" for i in range(tasks))]
-    draw = partial(curves_over_tasks, curves, title, f"{label} on the tasks so far (percent)")
+    draw = partial(curves_over_tasks, curves, title, f"{label} on tasks so far, %")
     return Table(f"{title}{part}", heads, rows, figures=[draw], folded=True)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from itertools import count
+from math import ceil
 from statistics import fmean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 MADE = "<!-- Made from the records by `contnorm report`; a change by hand is lost when it is made again. -->"
 COLORED = {"agrees", "above", "below", "holds", "does", "equivalent", "undecided", "higher", "lower"}
 MOST_CURVES = 9  # in one figure; more can't be distinguished
-WIDTH, HEIGHT = 500, 320  # pixels
+WIDTH, HEIGHT = 440, 320  # pixels: the text of 12 stays readable where a phone shrinks them
 LONGEST_NAME = 60  # characters of a name in a legend or at a row
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "contnorm report",  # the same figure always has the same ids
@@ -42,7 +43,6 @@ STYLE: dict[str, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is not a formula
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 12,
     "axes.formatter.useoffset": False,
     "savefig.transparent": True,
     "legend.frameon": False,
@@ -259,13 +259,14 @@ def _figure(
         figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
         ax = figure.add_subplot()
         draw(ax)
-        ax.set_title("\n".join(wrap(escape_terminal(title), 64)))
+        figure.suptitle("\n".join(wrap(escape_terminal(title), 56)), fontsize=12)  # wider than axes with long labels
         ax.set_xlabel(xlabel)
         ax.set_ylabel(ylabel)
         handles, names = ax.get_legend_handles_labels()
         if handles:
-            columns = max(1, 62 // (8 + max(map(len, names))))
+            columns = max(1, 56 // (8 + max(map(len, names))))
             figure.legend(handles, names, loc="outside lower center", ncols=min(columns, len(names)))
+            figure.set_figheight((height + 19 * (ceil(len(names) / columns) - 1)) / 72)  # the axes keep their height
         return svg_of(figure, f"{title}. {description}")
 
 

