@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from benchmarks.step import StepCase, step_config
-from benchmarks.timing import Percentiles, captured, replayed
 from torch import Tensor, nn
 
+from benchmarks.step import StepCase, step_config
+from benchmarks.timing import Percentiles, captured, replayed
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.models.networks import ResNet18
 from contnorm.kernels.convolution import (

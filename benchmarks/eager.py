@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from benchmarks.step import StepCase, step_config
-from benchmarks.timing import Percentiles
 from torch import Tensor, nn
 
+from benchmarks.step import StepCase, step_config
+from benchmarks.timing import Percentiles
 from contnorm.bench.engine.provenance import numerics
 from contnorm.bench.models.networks import ResNet18
 from contnorm.kernels.triton import eager

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from benchmarks.timing import Percentiles, copy_bandwidth, measure_time
 from torch import Tensor
 
+from benchmarks.timing import Percentiles, copy_bandwidth, measure_time
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 from contnorm.norms.continual import continual_norm
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from benchmarks.convolutions import STEMS, NetworkShape, extended, format_tables, measure_convolutions
 from benchmarks.eager import measure_eager_steps, measure_host
 from benchmarks.layers import measure_layers
@@ -24,7 +25,6 @@ from benchmarks.runs import measure_runs
 from benchmarks.startup import measure_startup
 from benchmarks.step import measure_steps
 from benchmarks.timing import environment_of, flatten_row, write_rows
-
 from contnorm.bench.data.registry import data_root
 from contnorm.kernels.convolution import ConvolutionTable, environment_of_table, read_tables
 

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.runs import command_environment, write_noise
-
 from contnorm.bench.config.schema import from_dict
 from contnorm.bench.data.registry import SOURCES, find_layout
 from contnorm.bench.records import Store

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Percentiles
 
+from benchmarks.timing import Percentiles
 from contnorm.bench.config.resolve import resolve
 from contnorm.bench.config.schema import RunConfig
 from contnorm.bench.data.dataset import Source

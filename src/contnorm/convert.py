@@ -288,7 +288,7 @@ def _floating_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
 def check_synced_form(entry: NormInfo) -> None:
     """Raise for a norm without a synchronized form."""
     if entry.name != "bn" and entry.target != NORMS["cn"].target:
-        raise ValueError(f"{entry.name!r} has no synchronised form. Use contnorm.revert_sync, or another norm.")
+        raise ValueError(f"{entry.name!r} has no synchronized form. Use contnorm.revert_sync, or another norm.")
 
 
 def build_layer(

@@ -199,7 +199,7 @@ def find_norm(name: str) -> tuple[NormInfo, int | None]:
     wanted = name.strip().lower()
     if wanted in NORMS:
         return NORMS[wanted], None
-    numbered = re.fullmatch(r"([a-z][a-z0-9_-]*?)(?:(?<=\d)-)?(\d+)", wanted)
+    numbered = re.fullmatch(r"([a-z][a-z0-9_-]*?)(?:(?<=\d)-)?([1-9]\d{0,8})", wanted)
     if numbered and numbered[1] in NORMS:
         info = NORMS[numbered[1]]
         if not info.grouped:

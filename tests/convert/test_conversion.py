@@ -147,7 +147,7 @@ def test_synchronized_layers_stay_synchronized() -> None:
     assert isinstance(model[1], cn.SyncContinualNorm)
     assert isinstance(cn.convert_norm(model, "bn")[1], nn.SyncBatchNorm)
     assert isinstance(cn.convert_norm(model, "gn", num_groups=2)[1], cn.GroupNorm2d)
-    with pytest.raises(ValueError, match="'sn' has no synchronised form"):
+    with pytest.raises(ValueError, match="'sn' has no synchronized form"):
         cn.convert_norm(nn.Sequential(nn.SyncBatchNorm(8)), "sn")
 
 
@@ -157,7 +157,7 @@ def test_convert_sync_supports_cn_and_bn_only() -> None:
     cn.convert_sync(model)
     assert isinstance(model[0], cn.SyncContinualNorm) and model[0].tied and model[0].weight is weight
     assert isinstance(model[1], nn.SyncBatchNorm) and isinstance(model[2], cn.GroupNorm2d)
-    with pytest.raises(ValueError, match="'brn' has no synchronised form"):
+    with pytest.raises(ValueError, match="'brn' has no synchronized form"):
         cn.convert_sync(nn.Sequential(cn.BatchRenorm2d(8)))
 
 

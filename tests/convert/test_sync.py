@@ -73,7 +73,7 @@ def test_synchronized_layers_convert_to_every_norm(start: str, to: str) -> None:
     skip = {"skip": "5"} if to in ("in", "frn") else {}  # not defined for (N, C) input
     if NORMS[to].keeps_moments and to not in SYNCED:
         before = cn.norm_spec(model)
-        with pytest.raises(ValueError, match=f"{to!r} has no synchronised form"):
+        with pytest.raises(ValueError, match=f"{to!r} has no synchronized form"):
             cn.convert_norm(model, to, **options)
         assert cn.norm_spec(model) == before
         cn.revert_sync(model)

@@ -58,6 +58,8 @@ def test_equal_models_average_to_themselves(weights: list[float] | None) -> None
 
 
 @pytest.mark.parametrize("weights", [[1], [1, -1], [0, 0], [1, float("nan")]])
-def test_wrong_weights_raise(weights: list[float]) -> None:
+def test_wrong_arguments_raise(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="'pooled' must be"):
+        cn.average_state_dicts([{"x": torch.ones(2)}] * 2, moments="pooled")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="weights"):
         cn.average_state_dicts([{"x": torch.ones(2)}] * 2, weights)

@@ -167,6 +167,8 @@ def test_frozen_moments_are_refused_by_default(kind: str) -> None:
         cn.reestimate(model, DATA)
     with pytest.raises(ValueError, match="no norm layer with running moments"):
         cn.reestimate(model, DATA, frozen="keep")
+    with pytest.raises(ValueError, match="'kept' must be"):
+        cn.reestimate(model, DATA, frozen="kept")  # type: ignore[arg-type]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -203,6 +205,9 @@ def test_frozen_norms_survive_modes_copies_and_files(tmp_path: Path) -> None:
     net = model()[:3]
     cn.freeze_norms(net, only=["1", "2"], skip="1")
     assert net[1].weight.requires_grad and not net[2].weight.requires_grad
+    net.append(nn.GroupNorm(2, 8))
+    cn.freeze_norms(net, only="3")  # it has no moments, but a weight and a bias
+    assert not net.pop(3).weight.requires_grad
     cn.freeze_norms(net).train()
     before, expected = moments(net), copy.deepcopy(net).eval()(x())
     assert torch.equal(copy.deepcopy(net)(x()), expected) and torch.equal(net(x()), expected)

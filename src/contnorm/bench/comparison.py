@@ -71,7 +71,8 @@ def compare(
     """Compare two experiments: a score of ``a`` minus that of ``b``, paired over the seeds that both have.
 
     Experiments of the bench are compared by the seeds from 100 on; lower seeds are exploratory, since settings may have
-    been chosen with them. Of plain numbers all seeds count, in order. `contnorm.bench.sequential` has the rule.
+    been chosen with them. Of plain numbers all shared seeds count, in order, and are numbered from 0 in the verdict.
+    `contnorm.bench.sequential` has the rule.
 
     Args:
         a, b: Results of `bench.run`, selections of `bench.load_runs`, or records, each of one experiment. Or scores:
@@ -167,6 +168,8 @@ def _from_frame(
         raise UserError(
             "a DataFrame needs by= and score=: the columns of the two names to compare and of their scores."
         )
+    if missing := [column for column in (by, seed, score) if column not in frame.columns]:
+        raise UserError(f"the DataFrame has no column {missing[0]!r}. Columns: {', '.join(map(str, frame.columns))}.")
     names = list(dict.fromkeys(frame[by]))
     if len(names) != 2:
         raise UserError(f"by={by!r}: the column has {len(names)} values, but a comparison is of two. Select two.")

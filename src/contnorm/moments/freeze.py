@@ -286,14 +286,14 @@ def _set_stats(
     skip: Filter | None = None,
     caller: str = "",
 ) -> StatsMode:
-    layers = {name: module for name, module in model.named_modules() if holds_moments(module)}
-    check_names((only, skip), layers, caller)
+    norms = {name: module for name, module in model.named_modules() if detect_norm(module) or holds_moments(module)}
+    check_names((only, skip), norms, caller)
     before = []
-    for name, module in layers.items():
+    for name, module in norms.items():
         detected = detect_norm(module)
         constant = isinstance(detected, DetectedNorm) and detected.constant
         state = stats_state(module)
-        if not constant and is_selected(name, module, only, skip) and new(state) != state:
+        if holds_moments(module) and not constant and is_selected(name, module, only, skip) and new(state) != state:
             set_stats_state(module, *new(state))
             before.append((module, state))
     return StatsMode(model, before)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,8 @@ def moment_layers(model: nn.Module, frozen: Frozen = "raise") -> dict[str, nn.Mo
         >>> list(moment_layers(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4))))
         ['1']
     """
+    if frozen not in get_args(Frozen):
+        raise ValueError(f"reestimate: frozen={frozen!r} must be 'raise', 'lift' or 'keep'.")
     layers = {}
     for name, module in model.named_modules():
         detected = detect_norm(module)
@@ -287,7 +289,7 @@ def average_state_dicts(
         A new state dict, with the dtypes and devices of the first one.
 
     Raises:
-        ValueError: If their keys differ, or if the weights do not fit.
+        ValueError: If their keys differ, if the weights do not fit, or for another value of ``moments``.
 
     Example:
         >>> first, second = nn.BatchNorm1d(1), nn.BatchNorm1d(1)
@@ -296,6 +298,8 @@ def average_state_dicts(
         >>> state["running_mean"], state["running_var"]  # 1 + (3 * 1^2 + 1 * 3^2) / 4
         (tensor([1.]), tensor([4.]))
     """
+    if moments not in ("pool", "average"):
+        raise ValueError(f"average_state_dicts: moments={moments!r} must be 'pool' or 'average'.")
     numbers = [1.0] * len(states) if weights is None else [float(weight) for weight in weights]
     if len(numbers) != len(states) or min(numbers, default=-1) < 0 or not 0 < sum(numbers) < math.inf:
         raise ValueError(f"average_state_dicts: weights={numbers} must be a number from 0 for each state dict.")

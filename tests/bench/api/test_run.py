@@ -96,6 +96,7 @@ def test_objects_and_settings_give_the_same_hash(stream: bench.Stream, arguments
     ("arguments", "words"),
     [
         ({"norm": "cnn"}, ["norm", "cnn"]),
+        ({"norm": "cn0"}, ["norm", "cn0"]),
         ({"norm": ["bn", "cn"]}, ["norm="]),
         ({"lr": 0.1, "settings": {"train.lr": 0.2}}, ["lr", "0.1", "0.2"]),
         ({"strategy": bench.ER(replay=4), "replay": 5}, ["ER", "train.replay", "4", "5"]),

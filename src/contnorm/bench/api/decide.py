@@ -81,7 +81,7 @@ def decide(
     check_rule(**rule)
     sides: tuple[Any, Any] = a, b
     results = [side for side in sides if isinstance(side, Result) and side.stream is not None]
-    described = [side for side in sides if isinstance(side, Mapping) and any(isinstance(key, str) for key in side)]
+    described = [side for side in sides if isinstance(side, Mapping) and all(isinstance(key, str) for key in side)]
     if len(results) + len(described) < 2:
         return compare(*sides, score, by=by, seed=seed, first_seed=first_seed, **rule)
     if (stream is None) != bool(results):

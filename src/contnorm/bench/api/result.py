@@ -19,14 +19,12 @@ from torch import nn
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.comparison import scores_of
 from contnorm.bench.components import Component, share_components
-from contnorm.bench.config.defaults import known_norm, run_names
-from contnorm.bench.config.schema import NormConfig
+from contnorm.bench.config.defaults import run_names
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import figure
 from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix
 from contnorm.bench.records import Record, Runs, spread_over_seeds
 from contnorm.errors import UserError
-from contnorm.registry import numbered_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -192,9 +190,8 @@ class Result:
             raise UserError(f"{self._title()}: multi-label results have no accuracies. Use scores() or to_frame().")
 
     def _title(self) -> str:
-        config = self.config
         seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
-        return f"{run_names(config)[0]}, {config.strategy.name}, {_norm_label(config.norm)} ({seeds})"
+        return f"{', '.join(run_names(self.config))} ({seeds})"
 
     def __repr__(self) -> str:
         parts = []
@@ -220,23 +217,6 @@ class Result:
         self.plot().savefig(image, format="png", dpi=90, bbox_inches="tight")
         encoded = base64.b64encode(image.getvalue()).decode()
         return f'{table}<img alt="accuracy by task" src="data:image/png;base64,{encoded}">'
-
-
-def _norm_label(norm: NormConfig) -> str:
-    """Return the name of a norm with its number of groups.
-
-    Example:
-        >>> [_norm_label(norm) for norm in (NormConfig("cn", groups=8), NormConfig("bn"), NormConfig("cn", "auto"))]
-        ['cn8', 'bn', 'cn (auto groups)']
-    """
-    found = known_norm(norm.name)
-    if found is None:  # of the user, or of another version
-        return norm.name
-    spec, groups = found
-    if not spec.grouped:
-        return spec.name
-    groups_or_auto = groups or norm.groups
-    return f"{spec.name} (auto groups)" if groups_or_auto == "auto" else numbered_name(spec, groups_or_auto)
 
 
 def _matrix_array(matrix: AccuracyMatrix) -> NDArray[np.float64]:

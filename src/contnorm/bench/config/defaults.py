@@ -205,6 +205,8 @@ def run_names(config: RunConfig) -> tuple[str, str, str]:
     Example:
         >>> run_names(RunConfig(StreamConfig("split-mnist", "digits"), norm=NormConfig("cn", 8)))
         ('split-mnist (digits)', 'single', 'cn8')
+        >>> run_names(RunConfig(norm=NormConfig("cn", "auto", freeze_after=1)))[2]
+        'cn (auto groups) frozen'
     """
     stream, source = stream_name(config.stream), (config.stream.source or "mnist").partition("@")[0]
     if stream == config.stream.name and source not in ("mnist", stream.partition("-")[2], stream):
@@ -214,7 +216,9 @@ def run_names(config: RunConfig) -> tuple[str, str, str]:
     norm = config.norm.name
     if found := known_norm(norm):
         spec, in_name = found
-        norm = numbered_name(spec, in_name or config.norm.groups) if spec.grouped else spec.name
+        groups = in_name or config.norm.groups
+        norm = spec.name if not spec.grouped or groups == "auto" else numbered_name(spec, groups)
+        norm += " (auto groups)" if spec.grouped and groups == "auto" else ""
     return stream, config.strategy.name, norm + frozen_label(config.norm.freeze_after)
 
 

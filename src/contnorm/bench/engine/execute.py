@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -115,7 +116,8 @@ def processes_that_pay(options: RunOptions, seconds: Mapping[Run, float]) -> Lau
         return Processes(len(options.devices), options.devices)
     if options.on_gpu or processes < 2:
         return None
-    return Processes(processes) if sum(seconds.values()) * (1 - 1 / processes) > START_SECONDS else None
+    saved = sum(seconds.values()) * (1 - 1 / processes)
+    return Processes(processes) if saved > START_SECONDS and os.name == "posix" else None
 
 
 def check_settings(work: Work, runs: Sequence[Run], launcher: Launcher | None) -> None:
@@ -203,8 +205,9 @@ class Work:
             opened = [self._open(run, plans, stack) for run in group]
             yield from (event for event in opened if isinstance(event, Event))
             lanes = [lane for lane in opened if isinstance(lane, Lane)]
-            for done in sorted({lane.trainer.done for lane in lanes}):
-                together = [lane for lane in lanes if lane.trainer.done == done]
+            # Runs that stopped at the same step, and have been evaluated on the same tasks, continue together.
+            for progress in sorted({lane.progress for lane in lanes}):
+                together = [lane for lane in lanes if lane.progress == progress]
                 try:
                     for event in train_lanes(together, stop, options.checkpoint_every, options.log_every):
                         yield self._record(event, together, started)

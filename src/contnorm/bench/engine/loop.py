@@ -55,6 +55,11 @@ class Lane:
     saved: int = 0
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Steps that are done, and tasks that are evaluated: a checkpoint may lie between the two of a task."""
+        return self.trainer.done, self.measured.tasks
+
     def resume(self) -> None:
         """Continue from the checkpoint, if there is one."""
         found = None if self.checkpoint is None else load_checkpoint(self.checkpoint)

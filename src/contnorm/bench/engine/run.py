@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -309,5 +310,5 @@ class Event:
 
     @property
     def average(self) -> float:
-        """Mean accuracy on the tasks learned so far; for multi-label data the first score, on these tasks' classes."""
-        return next(iter(self.scores.so_far.values()))
+        """Mean accuracy on the tasks learned so far; for multi-label data the first score; NaN without scores."""
+        return next(iter(self.scores.so_far.values()), nan)
