@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from transformers import (
     AutoModelForImageClassification,
@@ -26,6 +26,7 @@ import contnorm as cn
 from contnorm.integrations.transformers import CONFIG_KEY, MomentsTrainer, from_pretrained, record_norms
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+DTYPE = "dtype" if transformers.__version__ >= "4.56" else "torch_dtype"
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 2}
 
 
@@ -75,7 +76,7 @@ def test_loaded_model_has_norms_and_outputs(make: Any, norm: str, tmp_path: Path
 
 def test_arguments_of_loading_are_passed_on(tmp_path: Path) -> None:
     record_norms(cn.convert_norm(resnet(), "cn", num_groups=2)).save_pretrained(tmp_path / "sub")
-    options = {"subfolder": "sub", "num_labels": 5, "ignore_mismatched_sizes": True, "dtype": "bfloat16"}
+    options = {"subfolder": "sub", "num_labels": 5, "ignore_mismatched_sizes": True, DTYPE: "bfloat16"}
     loaded, info = from_pretrained(ResNetForImageClassification, tmp_path, output_loading_info=True, **options)
     assert loaded.classifier[1].out_features == 5 and loaded.dtype == torch.bfloat16
     assert isinstance(loaded.resnet.embedder.embedder.normalization, cn.ContinualNorm2d)

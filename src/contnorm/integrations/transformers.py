@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
 from contnorm.moments.reestimate import Call, call_on_batch, generators_restored, reestimate
@@ -77,7 +77,7 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         ContinualNorm2d(8, num_groups=2, eps=1e-05, momentum=0.1)
     """
     config = kwargs.get("config")
-    if not isinstance(config, PreTrainedConfig):
+    if not isinstance(config, PretrainedConfig):
         hub = {name: kwargs[name] for name in (*_HUB_ARGUMENTS, "trust_remote_code") if name in kwargs}
         config = AutoConfig.from_pretrained(path if config is None else config, **hub)
     spec = getattr(config, CONFIG_KEY, None)
@@ -87,7 +87,7 @@ def from_pretrained(cls: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.device("meta"):
             cls = type(cls.from_config(config))
 
-    def __init__(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def __init__(self: PreTrainedModel, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         cls.__init__(self, config, *args, **kwargs)
         apply_norm_spec(self, spec)
 
