@@ -64,7 +64,7 @@ class NormSummary:
         if self.no_batch_norms:
             lines.append(
                 f"update_bn, convert_sync_batchnorm and freezing by class skip {', '.join(self.no_batch_norms)}: use "
-                f"reestimate, convert_sync and freeze_stats."
+                f"reestimate, convert_sync and freeze_norms."
             )
         return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 

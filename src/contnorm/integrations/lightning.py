@@ -17,7 +17,7 @@ from torch import nn
 from contnorm.convert import convert_sync, needs_sync, norm_layers, revert_sync
 from contnorm.detect import DetectedNorm
 from contnorm.diagnosis.measure import ByTask, Diagnosis, diagnose
-from contnorm.moments.freeze import freeze_stats
+from contnorm.moments.freeze import Normalize, stats_mode
 from contnorm.moments.reestimate import Call, Reestimated, call_on_batch, generators_restored, reestimate
 from contnorm.spec import apply_norm_spec, norm_spec
 
@@ -63,23 +63,25 @@ class FreezeMoments(Callback):
     """Callback that freezes running moments after some epochs of training.
 
     The moments follow the batches in the first ``after_epoch`` epochs and do not change afterwards. They stay frozen
-    when training ends; ``contnorm.freeze_stats(model, False)`` releases them. A resumed training freezes at the same
+    when training ends; ``contnorm.stats_mode(model)`` releases them. A resumed training freezes at the same
     epoch, or at once if that epoch is over.
 
     Args:
         after_epoch: The number of epochs in which the moments are updated; 0 to freeze them from the start.
+        normalize: What training normalizes with after that, as in `contnorm.stats_mode`: None for the moments of the
+            batch, ``"running"`` for the frozen ones, as in evaluation.
     """
 
-    def __init__(self, after_epoch: int) -> None:
-        self.after_epoch = after_epoch
+    def __init__(self, after_epoch: int, normalize: Normalize = None) -> None:
+        self.after_epoch, self.normalize = after_epoch, normalize
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch >= self.after_epoch:
-            freeze_stats(pl_module)
+            stats_mode(pl_module, self.normalize, update=False)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch + 1 >= self.after_epoch:  # before the checkpoint of this epoch is written
-            freeze_stats(pl_module)
+            stats_mode(pl_module, self.normalize, update=False)
 
 
 class ReestimateMoments(Callback):
