@@ -144,6 +144,10 @@ def test_what_is_not_two_experiments_is_an_error() -> None:
     frame = pd.DataFrame({"n": ["a", "b", "c"], "seed": [0, 0, 0], "x": [1.0, 2.0, 3.0]})
     with pytest.raises(UserError, match="the column has 3 values"):
         compare(frame, by="n", score="x")
+    with pytest.raises(UserError, match="no column 'acc'"):
+        compare(frame, by="n", score="acc")
+    with pytest.raises(UserError, match="pass percent"):
+        compare([0.7] * 16, [0.6] * 16)
     with pytest.raises(UserError, match="24 and 23 scores"):
         compare(CN, BN[1:])
     with pytest.raises(UserError, match="some seeds occur twice"):

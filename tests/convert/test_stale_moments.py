@@ -66,6 +66,10 @@ def test_other_groups_are_another_signal_and_synchronization_is_none() -> None:
 def test_untrained_layers_have_no_stale_moments() -> None:
     model = cn.convert_norm(ResNet(), "cn", num_groups=2).eval()
     assert stale(model) == 0 and not warned(lambda: model(X))
+    group = cn.convert_norm(nn.Sequential(nn.BatchNorm2d(3)), "gn", num_groups=3)
+    assert not warned(lambda: cn.convert_norm(copy.deepcopy(group), "bn").eval()(X))
+    nn.init.constant_(group[0].bias, 0.5)  # trained with a norm that has no moments
+    assert warned(lambda: cn.convert_norm(group, "bn").eval()(X)) == 1 == stale(group)
     published = trained()
     for name, buffer in published.named_buffers():
         if "num_batches_tracked" in name:

@@ -51,7 +51,11 @@ ENVIRONMENTS = {
     "flower": Environment("bench", ("flwr[simulation]",), EXAMPLES + "'flower or federated'", constrained=False),
     "opacus": Environment("bench", ("opacus",), EXAMPLES + "private"),
     "sb3": Environment("bench", ("sb3-contrib",), EXAMPLES + "'crossq or reinforcement'"),
-    "bench": Environment("bench", ("hypothesis",), "tests/bench tests/cli tests/paper tests/report -m 'not slow' -W ignore::DeprecationWarning"),
+    "bench": Environment(
+        "bench",
+        ("hypothesis",),
+        "tests/bench tests/cli tests/paper tests/report -m 'not slow' -W ignore::DeprecationWarning",
+    ),
     "tensorboard": Environment("bench,tensorboard", tests=LOGGERS),
     "wandb": Environment("bench,wandb", tests=LOGGERS),
     "mlflow": Environment("bench,mlflow", tests=LOGGERS),

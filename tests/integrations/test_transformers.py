@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from transformers import (
     AutoModelForImageClassification,
@@ -20,13 +20,14 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    __version__,
 )
 
 import contnorm as cn
 from contnorm.integrations.transformers import CONFIG_KEY, MomentsTrainer, from_pretrained, record_norms
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-DTYPE = "dtype" if transformers.__version__ >= "4.56" else "torch_dtype"
+DTYPE = "dtype" if __version__ >= "4.56" else "torch_dtype"
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic", "num_labels": 2}
 
 

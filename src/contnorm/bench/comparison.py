@@ -117,6 +117,8 @@ def compare(
     if first is None or second is None:
         rule["first_seed"] = FIRST_SEED if first_seed is None else first_seed
         return _compare_records(a, b, score, moments, rule)
+    if margin >= 1 and all(0 <= value <= 1 for scores in (first, second) for value in scores.values()):
+        raise UserError(f"all scores lie between 0 and 1: pass percent, or a margin= below 1 instead of {margin:g}.")
     if first_seed is None:  # all seeds count, in order
         seeds = sorted(first.keys() & second.keys())
         first, second = ({place: scores[s] for place, s in enumerate(seeds)} for scores in (first, second))

@@ -288,12 +288,15 @@ def _set_stats(
 ) -> StatsMode:
     norms = {name: module for name, module in model.named_modules() if detect_norm(module) or holds_moments(module)}
     check_names((only, skip), norms, caller)
+    selected = {name: module for name, module in norms.items() if is_selected(name, module, only, skip)}
+    if only is not None and not selected:
+        raise ValueError(f"{caller}: only={only!r} is none of the norm layers: {', '.join(list(norms)[:5]) or 'none'}.")
     before = []
-    for name, module in norms.items():
+    for module in selected.values():
         detected = detect_norm(module)
         constant = isinstance(detected, DetectedNorm) and detected.constant
         state = stats_state(module)
-        if holds_moments(module) and not constant and is_selected(name, module, only, skip) and new(state) != state:
+        if holds_moments(module) and not constant and new(state) != state:
             set_stats_state(module, *new(state))
             before.append((module, state))
     return StatsMode(model, before)
@@ -399,16 +402,25 @@ def set_stale(module: nn.Module, mark: StaleMoments | None) -> None:
 def carry_stale(old: nn.Module, new: nn.Module, layers: list[str]) -> bool:
     """Mark a layer that has the running moments of the layer that it replaces, if they are of another signal.
 
-    Initial moments are of no signal. If training has updated stale moments, they are of no signal that a layer has.
+    So are initial moments of a layer whose weights were trained without moments; others are of no signal. If training has updated stale moments, they are of no signal that a layer has.
     """
     mean, var = (new._buffers.get(name) for name in ("running_mean", "running_var"))
-    if mean is None or var is None or mean is not old._buffers.get("running_mean") or mean.is_meta:
+    if mean is None or var is None or mean.is_meta:
         return False
+    had = old._buffers.get("running_mean")
+    is_initial = not mean.any() and bool((var == getattr(new if had is None else old, "initial_var", 1.0)).all())
     signal, mark = getattr(old, "signal", INPUT), stale_moments(old)
-    if mark is not None:
-        signal = mark.signal if _batches(old) == mark.batches else "several signals"
-    is_initial = not mean.any() and bool((var == getattr(old, "initial_var", 1.0)).all())
-    if is_stale := signal != getattr(new, "signal", INPUT) and not is_initial:
+    if had is None:
+        parameters = ((new._parameters.get("weight"), 1), (new._parameters.get("bias"), 0))
+        signal, is_stale = (
+            "no data",
+            is_initial and any(p is not None and bool((p != one).any()) for p, one in parameters),
+        )
+    else:
+        if mark is not None:
+            signal = mark.signal if _batches(old) == mark.batches else "several signals"
+        is_stale = mean is had and signal != getattr(new, "signal", INPUT) and not is_initial
+    if is_stale:
         set_stale(new, StaleMoments(signal, _batches(new), layers))
     return is_stale
 

@@ -54,6 +54,9 @@ def test_added_folder_equals_the_stream_from_the_folder(tmp_path: Path) -> None:
     added = bench.load_stream("pets", root=tmp_path / "root")
     assert added.source.name == stream.source.name and added.input_shape == (3, 6, 6)
     np.testing.assert_array_equal(added.source.test_images, stream.source.test_images)
+    for part in ("train", "valid"):
+        write_pictures(tmp_path / "split" / part, {"cat": 3, "dog": 2})
+    assert bench.Stream.from_folder(tmp_path / "split", tasks=2).source.test_labels.tolist() == [0, 0, 0, 1, 1]
     direct = np.asarray(Image.open(pictures / "cat" / "0.png")).transpose(2, 0, 1)
     unscaled = bench.Stream.from_folder(pictures, tasks=2, test_share=0.01).source
     assert any((image == direct).all() for image in [*unscaled.train_images, *unscaled.test_images])

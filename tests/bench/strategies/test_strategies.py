@@ -151,6 +151,8 @@ def test_draws_are_the_arguments_of_the_loss_after_the_stream() -> None:
         draws = 3
 
     assert [cls.draws for cls in (Single, ER, Bare, Two, Wrapped, Given)] == [0, 1, 0, 2, 2, 3]
+    with pytest.raises(TypeError, match="name each batch of the memory"):
+        type("Any", (Bare,), {"loss": Wrapped.loss})
 
 
 @pytest.mark.parametrize(

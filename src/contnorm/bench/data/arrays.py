@@ -20,6 +20,7 @@ from contnorm.errors import UserError, usable
 CHANNELS = (1, 2, 3, 4)  # numbers of channels that images in files have
 SMALL_BYTE = 16  # bytes up to this are hardly images
 RANGE_RATIO = 4  # ranges of training and test samples that differ by more are reported
+TEST_FOLDERS = ("test", "val", "valid", "validation")
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
@@ -50,6 +51,8 @@ def array_source(
             f"x has {train.dtype} samples of shape {train.shape[1:]}, and x_test {test.dtype} samples of shape "
             f"{test.shape[1:]}. Use the same type and shape."
         )
+    if hasattr(x, "columns") and hasattr(x_test, "columns") and list(x.columns) != list(x_test.columns):
+        raise UserError("x and x_test have other columns, or in another order. Use x_test[x.columns].")
     train_names, test_names = _labels(y, "y", len(train)), _labels(y_test, "y_test", len(test))
     names = np.unique(np.concatenate([train_names, test_names]))
     untrained = np.setdiff1d(test_names, train_names)
@@ -233,18 +236,18 @@ def read_class_folders(
     Args:
         folder: The folder.
         size: Height and width to resize and center-crop to; None if all images have the same size.
-        test_share: Share of each class in the test split, if the folder has no subfolder ``test``.
+        test_share: Share of each class in the test split, if the folder has no subfolder ``test`` or ``val``.
         target: Folder for the files ``train_images.npy`` and ``test_images.npy``; None to keep the images in memory.
         progress: Called with what is done, and how much of it.
 
     Returns:
         Training images, their labels, test images and their labels.
     """
-    tested = next((folder / name for name in ("test", "val") if (folder / name).is_dir()), None)
+    tested = next((folder / name for name in TEST_FOLDERS if (folder / name).is_dir()), None)
     if (folder / "train").is_dir() and tested is not None:
         train, test = _list_images(folder / "train"), _list_images(tested)
     else:
-        listed = _list_images(folder)
+        listed = _list_images(folder / "train" if (folder / "train").is_dir() else folder)
         chosen = choose_test_samples([label for _, label in listed], test_share)
         train, test = ([listed[i] for i in np.flatnonzero(mask)] for mask in (~chosen, chosen))
     splits = {"train": [path for path, _ in train], "test": [path for path, _ in test]}

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contnorm.bench.config.schema import StrategyConfig, resolve_options
-from contnorm.errors import UserCodeError
+from contnorm.errors import UserCodeError, UserError
 from contnorm.tags import BatchTags, batch_tags
 
 if TYPE_CHECKING:
@@ -187,6 +187,8 @@ class Strategy(nn.Module):
         kinds = [parameter.kind for parameter in inspect.signature(cls.loss).parameters.values()]
         if inspect.Parameter.VAR_POSITIONAL not in kinds:
             cls.draws = len(kinds) - len(("self", "model", "head", "stream"))
+        elif "loss" in vars(cls) and "draws" not in vars(cls) and not cls.draws:
+            raise TypeError(f"{cls.__name__}.loss: name each batch of the memory, as in (model, head, stream, memory).")
 
     def __init__(self, config: StrategyConfig | None = None, **settings: Any) -> None:
         super().__init__()
@@ -233,7 +235,7 @@ class Strategy(nn.Module):
             stream: The batch of the stream.
             *memory: One batch of the memory for each of ``draws``; a batch is empty while the memory is.
         """
-        raise TypeError(f"{type(self).__name__} must define loss(self, model, head, stream).")
+        raise UserError(f"{type(self).__name__} must define loss(self, model, head, stream).")
 
     def after_backward(self, grads: dict[str, Tensor]) -> None:
         """Called after the backward pass of every step, before gradients are clipped and the weights are updated.
