@@ -402,7 +402,8 @@ def set_stale(module: nn.Module, mark: StaleMoments | None) -> None:
 def carry_stale(old: nn.Module, new: nn.Module, layers: list[str]) -> bool:
     """Mark a layer that has the running moments of the layer that it replaces, if they are of another signal.
 
-    So are initial moments of a layer whose weights were trained without moments; others are of no signal. If training has updated stale moments, they are of no signal that a layer has.
+    So are initial moments of a layer whose weights were trained without moments; others are of no signal. If
+    training has updated stale moments, they are of no signal that a layer has.
     """
     mean, var = (new._buffers.get(name) for name in ("running_mean", "running_var"))
     if mean is None or var is None or mean.is_meta:

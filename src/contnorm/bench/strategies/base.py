@@ -187,7 +187,9 @@ class Strategy(nn.Module):
         kinds = [parameter.kind for parameter in inspect.signature(cls.loss).parameters.values()]
         if inspect.Parameter.VAR_POSITIONAL not in kinds:
             cls.draws = len(kinds) - len(("self", "model", "head", "stream"))
-        elif "loss" in vars(cls) and "draws" not in vars(cls) and not cls.draws:
+        elif (
+            "loss" in vars(cls) and len(kinds) >= len(("self", "model", "head", "stream", "*memory")) and not cls.draws
+        ):
             raise TypeError(f"{cls.__name__}.loss: name each batch of the memory, as in (model, head, stream, memory).")
 
     def __init__(self, config: StrategyConfig | None = None, **settings: Any) -> None:
