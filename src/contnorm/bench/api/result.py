@@ -22,7 +22,7 @@ from contnorm.bench.components import Component, share_components
 from contnorm.bench.config.defaults import run_names
 from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.figures import figure
-from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix
+from contnorm.bench.metrics import MAIN_SCORES, AccuracyMatrix, score_title
 from contnorm.bench.records import Record, Runs, spread_over_seeds
 from contnorm.errors import UserError
 
@@ -208,7 +208,7 @@ class Result:
         for name, values in self.scores().items():
             mean, spread = spread_over_seeds(values.tolist())
             cells = f"<td>{mean:.2f}</td><td>{'' if np.isnan(spread) else f'{spread:.2f}'}</td>"
-            rows.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
+            rows.append(f"<tr><th>{html.escape(score_title(name))}</th>{cells}</tr>")
         head = "<tr><th></th><th>mean</th><th>standard deviation</th></tr>"
         table = f"<p>{html.escape(self._title())}</p><table>{head}{''.join(rows)}</table>"
         if self.records[0].multi_label:
