@@ -1,4 +1,4 @@
-"""Start-up: commands import no library that they do not need, and garbage collection is suspended meanwhile."""
+"""Start-up: commands import no library that they do not need."""
 
 import subprocess
 import sys
@@ -18,12 +18,9 @@ NEEDLESS = {*ARRAYS, "ssl", "filelock", "tarfile", "PIL", "contnorm.bench.data.r
     ("arguments", "needless"),
     [
         (["--help"], {*NEEDLESS, "numpy", "pydantic"}),
-        (["--version"], {*NEEDLESS, "numpy", "pydantic"}),
         (["run", "--help"], NEEDLESS),
-        (["paper", "--help"], ARRAYS),
         (["show"], NEEDLESS),
         (["ls"], ARRAYS),
-        (["compare", "--help"], ARRAYS),
     ],
 )
 def test_commands_import_only_what_they_need(arguments: list[str], needless: set[str], tmp_path: Path) -> None:
