@@ -95,96 +95,100 @@ def answers_table() -> str:
     narrowest = min(_half(of[f"{entry} {s}"]) for entry in NEWER for s in STRATEGIES)
     fm, la, aia = ([_points("gn bn", score=one), _points("gn cn", score=one)] for one in ("fm", "la", "aia"))
     cifar = ["memory er", "memory derpp", "order bn er", "order bn derpp"]
+    class_batch = ("class batch bn er", "class batch bn derpp", "class batch cn er", "class batch cn derpp")
+    mini_bn, mini_rate = ("mini bn er", "mini bn derpp"), ("mini er 0.03", "mini derpp one rate")
     rows = [
         (
-            "task-incremental, with a replay memory",
-            "[re-estimate](howto/moments-from-memory.md) before you evaluate",
-            f"the same networks: BN {_points(*cifar)} on Split CIFAR-100, {_points('mini bn er', 'mini bn derpp')} on "
-            f"Split mini-ImageNet; CN {_points('order cn er', 'order cn derpp')} and {_points('mini cn er')}",
-            f"BN: {_words(*cifar, 'mini bn er', 'mini bn derpp')} in six of six; CN: "
-            f"{_seeds('order cn er', 'mini cn er')} "
-            "fresh seeds; other streams: not known",
+            "a replay memory, task-incremental",
+            "[re-estimate](howto/moments-from-memory.md) moments from it before you evaluate",
+            f"BN {_points(*cifar)} on Split CIFAR-100, {_points(*mini_bn)} on Split mini-ImageNet; CN "
+            f"{_points('order cn er', 'order cn derpp')}, and {_points('mini cn er')}",
+            f"the same networks, {_seeds(*cifar, *mini_bn, 'mini cn er')} fresh seeds; BN: "
+            f"{_words(*cifar, *mini_bn)} in "
+            "six of six",
         ),
         (
-            "class-incremental, with a replay memory",
-            "running moments, or [weights as in a batch](howto/moments-from-memory.md#in-the-benchmark)",
-            f"the same networks on Split MNIST: BN {_points('class bn er')} (ER) and {_points('class bn derpp')} "
-            f"(DER++), CN {_points('class cn er')} and {_points('class cn derpp')}; with weights as in a batch "
-            f"{_points('class batch bn er', 'class batch bn derpp', 'class batch cn er', 'class batch cn derpp')}",
-            f"{_seeds('class bn er', 'class cn derpp')} fresh seeds, an MLP, one rate; other streams: not known",
+            "a replay memory, class-incremental",
+            "keep running moments, or [weight samples](howto/moments-from-memory.md#in-the-benchmark) as in a batch",
+            f"re-estimated: BN {_points('class bn er')} and {_points('class bn derpp')}, CN "
+            f"{_points('class cn er')} and "
+            f"{_points('class cn derpp')}; weighted: {_points(*class_batch)}",
+            f"Split MNIST with an MLP only, {_seeds('class bn er', 'class cn derpp')} fresh seeds, one rate",
         ),
         (
-            "you re-estimate, and choose between BN and CN",
+            "re-estimated moments: BN or CN?",
             "BN on Split CIFAR-100",
-            f"CN - BN, both re-estimated: {_points('order both er')} (ER) and {_points('order both derpp')} (DER++) on "
-            f"Split CIFAR-100, {_points('mini both er')} (ER) on Split mini-ImageNet",
+            f"CN - BN: {_points('order both er')} and {_points('order both derpp')}; {_points('mini both er')} on "
+            f"Split "
+            "mini-ImageNet with ER",
             f"{_seeds('order both er', 'mini both er')} fresh seeds, at rates selected by running moments; at other "
             "rates not known",
         ),
         (
-            "running moments, rates tuned: Split CIFAR-100, or ER on Split mini-ImageNet",
+            "running moments, tuned rates, Split CIFAR-100 or ER on Split mini-ImageNet",
             "BN",
-            f"CN - BN: {_points('tuned er')} (ER), {_points('tuned derpp')} (DER++); class order by seed: "
-            f"{_points('order er')}, {_points('order derpp')}; Split mini-ImageNet: {_points('mini tuned er')}",
+            f"CN - BN: {_points('tuned er')} and {_points('tuned derpp')}; class order by seed "
+            f"{_points('order er')} and "
+            f"{_points('order derpp')}; mini-ImageNet {_points('mini tuned er')}",
             f"{_words('tuned er')}, {_words('tuned derpp')}; {_words('order er')}, {_words('order derpp')}; "
-            f"{_words('mini tuned er')}; one reading of the [protocol](deviations.md#readings-of-the-protocol)",
+            f"{_words('mini tuned er')}; one [reading](deviations.md#readings-of-the-protocol)",
         ),
         (
             "running moments, DER++ on Split mini-ImageNet or Split CIFAR-10",
             "CN",
-            f"CN - BN: {_points(*MINI_RATES)} at four rates of BN; {_points(*CIFAR10_CASES)} on Split CIFAR-10",
-            f"exploratory: {_seeds(*MINI_RATES)} seeds, rates compared on the test tasks; {_seeds(*CIFAR10_CASES)} "
-            "seeds, one rate for both",
+            f"CN - BN: {_points(*MINI_RATES)} at four rates of BN; {_points(*CIFAR10_CASES)}",
+            f"exploratory: {_seeds(*MINI_RATES)} seeds, rates compared on test tasks; {_seeds(*CIFAR10_CASES)}, "
+            f"one rate",
         ),
         (
             "running moments, the rate is not tuned",
             "CN, or tune it",
-            f"CN - BN, both at 0.03: {_points('one rate er')} (ER) and {_points('one rate derpp')} (DER++) on Split "
-            f"CIFAR-100, {_points('mini er 0.03')} and {_points('mini derpp one rate')} on Split mini-ImageNet",
-            f"ER on Split CIFAR-100: {_seeds('one rate er')} fresh seeds; others exploratory: "
-            f"{_seeds('one rate derpp', 'mini er 0.03', 'mini derpp one rate')} seeds",
+            f"CN - BN at 0.03: {_points('one rate er')} and {_points('one rate derpp')} on Split CIFAR-100, "
+            f"{' and '.join(map(_points, mini_rate))} on Split mini-ImageNet",
+            f"{_seeds('one rate er')} fresh seeds for the first; others exploratory, "
+            f"{_seeds('one rate derpp', *mini_rate)} seeds",
         ),
         (
-            "class- or task-incremental, a small or large memory",
-            "no change is shown",
-            f"CN - BN, DER++ on Split CIFAR-10, memories of 500, 2,560 and 5,120: {_by_size('unknown')} "
-            f"(class-incremental), {_by_size('known')} (task-)",
-            f"exploratory: {_seeds(*CIFAR10_CASES)} seeds, {_seeds('cifar10 5120 unknown')} with 5,120, one rate for "
-            "both; other streams: not known",
+            "a small or a large memory",
+            "no difference is shown",
+            f"CN - BN with 500, 2,560 and 5,120: {_by_size('unknown')} (class-incremental), {_by_size('known')} "
+            f"(task-)",
+            f"exploratory: DER++ on Split CIFAR-10, {_seeds(*CIFAR10_CASES)} and {_seeds('cifar10 5120 unknown')} "
+            f"seeds",
         ),
         ("another batch size than 10 with 10, or a pretrained network", "not known", "-", f"[not run]({NOT_RUN})"),
         (
             "several labels per image",
             "either",
-            f"CN - BN in mAP on a part of COCOseq: {_points('coco prs', score='map')} (PRS), "
-            f"{_points('coco reservoir', score='map')} (reservoir)",
-            f"exploratory: {_seeds('coco prs', 'coco reservoir')} seeds, both intervals contain zero",
+            f"CN - BN in mAP: {_points('coco prs', score='map')} (PRS), {_points('coco reservoir', score='map')} "
+            f"(reservoir)",
+            f"exploratory: a part of COCOseq, {_seeds('coco prs', 'coco reservoir')} seeds; intervals contain zero",
         ),
         (
             "results must vary little between seeds",
             "re-estimate",
-            f"deviation of ACC, ER on Split CIFAR-100: BN {spread[0]:.2f}, the same networks with moments of the "
-            f"memory {spread[1]:.2f}; CN {spread[2]:.2f}",
-            f"exploratory: {again.seeds} seeds; {of['tuned er'].seeds} of CN",
+            f"deviation of ACC: BN {spread[0]:.2f}, the same networks with moments of the memory {spread[1]:.2f}; CN "
+            f"{spread[2]:.2f}",
+            f"exploratory: ER on Split CIFAR-100, {again.seeds} seeds; {of['tuned er'].seeds} of CN",
         ),
         (
             "no replay, and old tasks matter most",
             "GN",
-            f"GN - BN and GN - CN: FM {fm[0]} and {fm[1]}; but LA {la[0]} and {la[1]}, over the stream "
-            f"{aia[0]} and {aia[1]}",
+            f"over BN and CN: FM {fm[0]} and {fm[1]}, but LA {la[0]} and {la[1]}, over the stream {aia[0]} and "
+            f"{aia[1]}",
             f"{_seeds('gn bn', 'gn cn')} seeds, one rate for all",
         ),
         (
             "no batch statistics allowed",
             WS,
-            f"over GN: {_points('ws er')} (ER), {_points('ws derpp')} (DER++); over BN: {_points(f'{WS} er')} and "
+            f"over GN {_points('ws er')} and {_points('ws derpp')}; over BN {_points(f'{WS} er')} and "
             f"{_points(f'{WS} derpp')}",
             f"{of['ws er'].seeds} and {of['ws derpp'].seeds} seeds",
         ),
         (
             "a norm of a [newer paper](concepts/rivals.md)",
             "BN",
-            f"of {len(NEWER)}, none is shown to have a higher ACC; over the stream, without correction, {_above_bn()}",
+            f"of {len(NEWER)}, none is shown to have a higher ACC; over the stream {_above_bn()}, uncorrected",
             f"{_seeds(*(f'{e} {s}' for e in NEWER for s in STRATEGIES))} seeds; 95 % intervals of ACC of "
             f"±{narrowest:.1f} to ±{widest:.1f}: smaller gains are not known",
         ),
