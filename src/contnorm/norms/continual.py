@@ -152,7 +152,9 @@ def _select_kernel(chosen: Kernel, x: Tensor, groups: int, closed_form: bool, by
         return chosen
     if x.is_cuda and fused.auto_selects(x, groups):
         return "triton"
-    return "cpp" if compiled.auto_selects(x) else "pivoted" if by_batch else "analytic"
+    if compiled.auto_selects(x):
+        return "cpp"
+    return "pivoted" if by_batch and not torch.compiler.is_compiling() else "analytic"
 
 
 class ContinualNormBase(MomentNorm):
