@@ -5,8 +5,8 @@ Run: ``python benchmarks/cn_on_cpu.py docs/records/cn-on-cpu.json``
 All layers of an input take turns, six steps each, of which the first is not counted, so that other load on the machine
 affects all of them, and each has the caches and the free memory that its own steps leave. All inputs are measured
 several times. The rows of an input are those of the attempt in which batch norm was fastest. ``bn`` is torch's
-BatchNorm2d, and ``torch.compile`` the compiled layer, whose graph is that of ``analytic``. Gradients are those of input,
-weight and bias. They are not added to earlier ones, which would cost each layer another pass.
+BatchNorm2d, and ``torch.compile`` the compiled layer, whose graph is that of ``analytic``. Gradients are those of
+input, weight and bias. They are not added to earlier ones, which would cost each layer another pass.
 """
 
 from __future__ import annotations

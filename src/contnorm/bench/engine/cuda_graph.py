@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from contnorm.bench.engine.evaluate import evaluation_batch
-from contnorm.bench.engine.trainer import StepTable, Trainer, stretch_end
+from contnorm.bench.engine.trainer import StepTable, Trainer, same_shape_end
 from contnorm.errors import UserCodeError
 from contnorm.kernels.convolution import using_table
 from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
@@ -76,7 +76,7 @@ class GraphStepper:
         return values
 
     def _begin_stretch(self, done: int) -> None:
-        self.start, self.end = done, min(_stretch_end(trainer, done) for trainer in self.trainers)
+        self.start, self.end = done, min(_captured_end(trainer, done) for trainer in self.trainers)
         self.graph, self.rows = None, []
         captured = self.last_captured
         if captured is not None and captured.shape == self._shape():
@@ -172,9 +172,9 @@ def _renew_generator(state: torch.Tensor) -> None:
     generator.set_state(state)
 
 
-def _stretch_end(trainer: Trainer, done: int) -> int:
-    """Return the end of the stretch of steps from a step on: the same shape, and moments frozen or not."""
-    end = stretch_end(trainer.plan.steps, done)
+def _captured_end(trainer: Trainer, done: int) -> int:
+    """Return the end of the steps that one graph serves: of the same shape, with moments frozen or not."""
+    end = same_shape_end(trainer.plan.steps, done)
     return end if done >= trainer.freeze_step else min(end, trainer.freeze_step)
 
 

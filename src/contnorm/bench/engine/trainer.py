@@ -161,7 +161,7 @@ class Trainer:
         if self._rows is None or not self._rows[0] <= step < self._rows[1]:  # as many rows at once as possible
             end = step + 1
             if self.device.type == "cuda":
-                end = self.feed.reach(step, stretch_end(self.plan.steps, step))
+                end = self.feed.reach(step, same_shape_end(self.plan.steps, step))
             self._rows = step, end, self.rows(step, end)
         first, _, table = self._rows
         loss = self.learn(table.at(step - first))
@@ -539,7 +539,7 @@ def table_of(steps: Sequence[Step], parts: Callable[[Step], tuple[Any, ...]]) ->
     return np.concatenate([part for step in steps for part in parts(step)]).reshape(len(steps), -1)
 
 
-def stretch_end(steps: Sequence[Step], start: int) -> int:
+def same_shape_end(steps: Sequence[Step], start: int) -> int:
     """Return the end of the consecutive steps that have the shape of the step at ``start``."""
     end = start
     while end < len(steps) and steps[end].sizes == steps[start].sizes:
