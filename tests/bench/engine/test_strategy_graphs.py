@@ -167,7 +167,8 @@ def strategies(file: Path) -> list[dict[str, Any]]:
 def test_captured_steps_equal_steps_in_python(
     root: Path, source: Source, file: Path, number: int, precision: str
 ) -> None:
-    config = settings(root, strategies(file)[number], train={"lr": 0.01, "precision": precision})
+    train = {"lr": 0.01, "precision": precision, "updates": 1 + number % 2}
+    config = settings(root, strategies(file)[number], train=train)
     with numerics(config.train):
         captured, stepped = (Trainer(c, 0, source, CUDA) for c in (config, without_graph(config)))
         assert captured.plan.ends[0] > SHORT
