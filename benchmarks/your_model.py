@@ -6,7 +6,7 @@
 
 A network is ``plain:resnet18`` or ``plain:resnet50`` (written here with torch's own layers), ``timm:NAME``, or
 ``FILE.py:FUNCTION``, a function without arguments that returns a `torch.nn.Module`. The first norm is the one that the
-others are compared with; ``bn`` leaves the network as it is.
+others are compared with; ``bn`` leaves the network as it is, and ``cn:analytic`` is CN with that kernel.
 
 Each row is measured in a process of its own, so that nothing is compiled or built before it. *Warm-up* is the time of
 the first steps; modes are ``first`` (the steps right after three, before anything is built in the background),
@@ -132,7 +132,8 @@ def measure(case: Case, device: str, steps: int, warm_up: int) -> Row:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = case.precision == "tf32"
     model = build(case.network, case.size)
     if case.norm != "bn":
-        cn.convert_norm(model, case.norm, num_groups="auto")
+        norm, _, kernel = case.norm.partition(":")
+        cn.convert_norm(model, norm, num_groups="auto", **({"kernel": kernel} if kernel else {}))
     model = model.to(device, memory_format=LAYOUTS[case.layout]).train()
     x = torch.rand(case.batch, 3, case.size, case.size, device=device).to(memory_format=LAYOUTS[case.layout])
     with torch.no_grad():

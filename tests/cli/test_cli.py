@@ -40,7 +40,6 @@ def test_run_in_a_process(tmp_path: Path) -> None:
         (("tune", "table2", "--buffer", "50"), "memory.size can't be set with a recipe"),
         (("rum",), "No such command 'rum'. Did you mean 'run'"),
         (("diagnose",), "Missing argument"),
-        (("ls", "everything"), "unknown listing 'everything'"),
         (("resume", "nowhere"), "no stopped run under nowhere"),
     ],
 )
