@@ -289,6 +289,8 @@ def speed_line() -> str:
 
 NETWORKS = {
     "resnet20": "ResNet-20, CIFAR-10",
+    "resnet32": "ResNet-32, CIFAR-10",
+    "resnet44": "ResNet-44, CIFAR-10",
     "resnet56": "ResNet-56, CIFAR-10",
     "resnet50": "ResNet-50, ImageNet",
     "lite0": "EfficientNet-Lite0, ImageNet",
