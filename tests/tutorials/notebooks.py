@@ -96,8 +96,8 @@ def kernel_environment(profile: Path) -> dict[str, str]:
     startup = profile / "profile_default" / "startup"
     startup.mkdir(parents=True)
     (startup / "torchvision.py").write_text(STARTUP.format(tests=str(ROOT / "tests")))
-    return {
-        **os.environ,
+    return {  # without what Ray has set for a cluster of another test
+        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
         "OMP_NUM_THREADS": "1",
         "NO_COLOR": "1",
         "COLUMNS": "100",

@@ -110,7 +110,7 @@ def test_multi_label_results_have_scores_and_no_accuracies(tmp_path: Path) -> No
     bn, cn = (bench.run(stream, norm=norm, settings=settings) for norm in ("bn", "cn"))
     assert list(bn.scores()) == list(cn.scores()) and "map" in bn.scores()
     assert bench.compare(cn, bn, "map").mean == pytest.approx(cn.score("map")[0] - bn.score("map")[0])
-    assert "map" in bn._repr_html_() and "map" in bn.to_frame()
+    assert "mAP" in bn._repr_html_() and "map" in bn.to_frame()
     for use in (bn.plot, lambda: bn.accuracy, lambda: bn.acc):
         with pytest.raises(UserError, match="cores"):
             use()

@@ -295,7 +295,8 @@ class RayLauncher(Launcher):
             max_retries=self.retries,
             scheduling_strategy="SPREAD",
         )
-        mailbox = self._start_mailbox()
+        mailbox = ray.remote(_Mailbox).options(num_cpus=0).remote()
+        ray.get(mailbox.take.remote())  # it runs before tasks hold it: Ray may drop an actor that has not started
         payload, *contents = pickle_all([work, *groups])
         shared, folder = ray.put(payload), os.getcwd()
         pending = {
@@ -336,18 +337,6 @@ class RayLauncher(Launcher):
                 for reference in pending:
                     ray.cancel(reference, force=True)
                 ray.kill(mailbox)
-
-    def _start_mailbox(self) -> Any:
-        """Return an actor that has answered: on a busy machine, Ray may drop one before it starts."""
-        for last in (False, False, True):
-            mailbox = self._ray.remote(_Mailbox).options(num_cpus=0).remote()
-            try:
-                self._ray.get(mailbox.take.remote())
-                break
-            except self._ray.exceptions.RayActorError:
-                if last:
-                    raise
-        return mailbox
 
     def _events(self, mailbox: Any) -> Iterator[Event]:
         for content in self._ray.get(mailbox.take.remote()):
