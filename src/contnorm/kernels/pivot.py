@@ -58,9 +58,10 @@ def slab_pivot(x: Tensor, num_groups: int) -> Tensor:
     values = _samples(x, statistics_dtype(x)).reshape(n, num_groups, -1)
     if torch.compiler.is_compiling():
         last = values.shape[2] - 1
-        one, other, third = values[:, :, 0], values[:, :, last // 2], values[:, :, last]
+        one, other, third = (values.select(2, place) for place in (0, last // 2, last))
         middle = torch.stack([torch.minimum(one, other), torch.minimum(torch.maximum(one, other), third)], 2)
-        return middle.repeat_interleave(c // num_groups, 1).amax(2)  # a table in memory, which loops can read in order
+        repeated = middle.unsqueeze(2).expand(n, num_groups, c // num_groups, 2).reshape(n, c, 2)
+        return repeated.amax(2)  # a table in memory, which loops can read in order
     middle = _median(values)
     return middle.unsqueeze(2).expand(n, num_groups, c // num_groups).reshape(n, c)
 
