@@ -7,7 +7,7 @@ from tests.docs.pages import ROOT
 
 
 def test_cpu_times_match_record() -> None:
-    page = (ROOT / "docs" / "deviations.md").read_text()
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
     record = json.loads((ROOT / "docs" / "records" / "cn-on-cpu.json").read_text())
     times: dict[str, list[str]] = {}
     for row in record["rows"]:

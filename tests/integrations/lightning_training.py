@@ -4,7 +4,6 @@ As a script, it trains with several processes and stores what each of them has i
 ``python -m tests.integrations.lightning_training FOLDER DEVICES``.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -14,13 +13,13 @@ if __name__ == "__main__":  # before Lightning, which imports torchvision
     torchvision_operators.declare()
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import contnorm as cn
 from contnorm.integrations.lightning import ReestimateMoments, SavesNorms, SyncNorms
+from tests.norms.processes import leave
 
 
 class Net(SavesNorms, LightningModule):
@@ -152,10 +151,7 @@ def train(devices: int) -> dict[str, object]:
 def main() -> None:
     folder, devices = Path(sys.argv[1]), int(sys.argv[2])
     result = train(devices)
-    torch.save(result, folder / f"{result['rank']}.pt")
-    dist.barrier()  # no process leaves the group while another still uses it
-    dist.destroy_process_group()
-    os._exit(0)  # threads of torch can abort a process during its teardown, after everything is done
+    leave(result, folder, int(str(result["rank"])), devices)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Re-estimated moments (BN*) equal those of one training-mode forward over all data with momentum 1."""
 
+import contextvars
 import copy
 import gc
 import pickle
@@ -16,6 +17,8 @@ import contnorm as cn
 from contnorm.moments.pooling import NonFiniteMomentsError
 from contnorm.moments.reestimate import Reestimated
 from tests.models import FrozenBatchNorm2d, ResNet, ScaledBatchNorm2d, UnknownNorm
+
+VARIABLE = contextvars.ContextVar("VARIABLE", default=0)
 
 
 def batches(sizes: tuple[int, ...] = (10, 10, 7, 3), shape: tuple[int, ...] = (3, 16, 16)) -> list[Tensor]:
@@ -170,16 +173,17 @@ def test_sweep_without_room_for_all_batches_reads_them_in_passes(monkeypatch: py
     check(trained(), batches())
 
 
-def test_sweep_keeps_autocast_of_the_caller() -> None:
+def test_sweep_keeps_the_modes_and_context_of_the_caller() -> None:
     seen = []
 
     def call(model: nn.Module, batch: Tensor) -> None:
-        seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), torch.empty(0).is_meta, VARIABLE.get()))
         model(batch)
 
-    with torch.autocast("cpu", torch.bfloat16):
-        cn.reestimate(nn.BatchNorm1d(4), batches((5, 5), (4,)), call=call)
-    assert seen == [(True, False)] * 2
+    model, data = nn.BatchNorm1d(4), batches((5, 5), (4,))
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        contextvars.Context().run(lambda: (VARIABLE.set(3), cn.reestimate(model, data, call=call)))
+    assert seen == [(True, False, True, 3)] * 2
 
 
 class Siamese(nn.Module):

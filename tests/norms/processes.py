@@ -3,6 +3,7 @@
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,21 @@ def together(function: Callable[..., Any], world: int, *args: Any) -> list[Any]:
 def _enter(rank: int, world: int, port: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    try:
-        torch.save(function(rank, *args), Path(folder) / f"{rank}.pt")
-        dist.barrier()  # no process leaves the group while another still uses it
-    finally:
-        dist.destroy_process_group()
-    os._exit(0)  # threads of torch can abort a process during its teardown, after everything is done
+    leave(function(rank, *args), Path(folder), rank, world)
+
+
+def leave(result: Any, folder: Path, rank: int, world: int) -> None:
+    """Store a result as ``<rank>.pt``, wait up to a minute until all processes have, and exit.
+
+    The group is not destroyed: with gloo this can hang, and its threads can abort the process during the teardown.
+    """
+    part = folder / f"{rank}.part"
+    torch.save(result, part)
+    part.rename(folder / f"{rank}.pt")
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("*.pt"))) < world and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os._exit(0)
 
 
 def _free_port() -> int:

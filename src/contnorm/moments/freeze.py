@@ -171,10 +171,11 @@ def unfreeze_norms(
 
 
 def freeze_stats(model: nn.Module, frozen: bool = True) -> nn.Module:
-    """Stop (or resume) the updates of the running moments of every norm: ``stats_mode(model, update=False)``.
+    """Stop (or resume) the updates of the running moments of every norm. What a layer normalizes with does not change.
 
     In training mode such a layer still normalizes with the batch. To normalize with the running moments, as "frozen
-    batch norm" means elsewhere, use `freeze_norms`. Layers that normalize with constant moments stay constant.
+    batch norm" means elsewhere, use `freeze_norms`. Its layers stay frozen here with ``frozen=False``: release them
+    with `unfreeze_norms`.
 
     Args:
         model: The model, changed in place.

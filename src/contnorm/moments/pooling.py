@@ -165,8 +165,8 @@ class PooledMoments:
     count: int = 0  # values per channel
     total: float = 0  # sum of their weights; an int if they have none
     total_squares: float = 0  # sum of the squared weights
-    mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
+    squares: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
 
     def moments(self, layer: Any, normalizing: bool = False) -> tuple[Tensor, Tensor]:
         """Return the mean and variance that a layer stores, or those that a training-mode forward normalizes with."""

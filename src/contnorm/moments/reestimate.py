@@ -30,13 +30,14 @@ model will be used.
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import os
 import random
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from operator import length_hint
@@ -635,16 +636,19 @@ class Lockstep:
         self.batons = [threading.Semaphore(0) for _ in range(self.count + 1)]  # the last one wakes this thread
         enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        default = torch.get_default_device()
+        contexts = [contextvars.copy_context() for _ in batches]
 
         def run_one(index: int) -> None:
             self.batons[index].acquire()
             try:
                 if self.error is None:
                     self.index = index
-                    # A thread starts without this thread's gradient mode, autocast and CUDA stream.
+                    # A thread starts without this thread's modes of torch and context variables.
                     mode = torch.autocast(device.type, dtype, enabled)
-                    with torch.no_grad(), mode, torch.cuda.stream(stream), suppress(StopForward):
-                        self.run(self.model, batches[index])
+                    new_tensors = nullcontext() if default.type == "cpu" else default
+                    with torch.no_grad(), mode, new_tensors, torch.cuda.stream(stream), suppress(StopForward):
+                        contexts[index].run(self.run, self.model, batches[index])
                     if index == 0:
                         self.current = None
                     elif self.current is not None:

@@ -37,6 +37,12 @@ def test_invalid_seeds_are_rejected(stream: bench.Stream, seeds: Any) -> None:
         bench.run(stream, seeds=seeds)
 
 
+@pytest.mark.parametrize("name", ["keep_weights", "memory_moments", "progress"])
+def test_only_booleans_are_switches(stream: bench.Stream, name: str) -> None:
+    with pytest.raises(UserError, match=f"{name}='no': use True"):
+        bench.run(stream, **{name: "no"})  # type: ignore[arg-type]
+
+
 def test_numbers_of_numpy_are_accepted_as_settings(stream: bench.Stream) -> None:
     config = bench.run(
         stream, batch_size=np.int64(5), lr=np.float64(0.1), settings={"train.max_steps": np.int32(2)}

@@ -73,6 +73,9 @@ def test_apply_defaults_keeps_the_requested_source() -> None:
     [
         ({"stream": {"name": "split-minst"}}, r"unknown stream 'split-minst'.*'split-mnist'"),
         ({"norm": {"name": "cn8", "groups": "many"}}, r"norm\.groups='many'"),
+        ({"strategy": {"name": "der++", "loss": "sum"}}, r"strategy\.loss=sum: .* 'derpp', but with er, prs, crs\."),
+        ({"strategy": {"name": "er", "beta": 0.1}}, r"strategy\.beta=0\.1: has no effect with 'er', but with derpp\."),
+        ({"memory": {"kind": "ring", "rho": 0.5}}, r"memory\.rho=0\.5: has no effect with 'ring', but with prs\."),
     ],
 )
 def test_apply_defaults_checks_values(values: dict[str, Any], message: str) -> None:

@@ -86,7 +86,11 @@ def test_distance_changes_the_hash_only_if_it_is_not_the_default() -> None:
         for given in ({}, {"distance": "task"}, {"distance": "all"})
     )
     assert default == task != everything
-    assert DERpp(distance="all").overrides == {"strategy.name": "derpp", "strategy.distance": "all"}
+    given = DERpp(distance="all", replay=5, **{"train.lr": 0.1})
+    assert given.overrides == {
+        "strategy.name": "derpp", "strategy.distance": "all", "train.replay": 5, "train.lr": 0.1
+    }  # fmt: skip
+    assert eval(repr(given)).overrides == given.overrides
 
 
 @pytest.mark.parametrize("distance", ["task", "all"])

@@ -342,6 +342,8 @@ def run_experiments(
         data_root=stream.root or Path("data"),
         sources={stream.source.name: stream.source} if stream.root is None else {},
     )
+    if not isinstance(progress, bool | Console):
+        raise UserError(f"progress={progress!r}: use True, False or a rich.console.Console.")
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     seed_list = list_seeds(seeds)
     todo = list(dict.fromkeys(replace(one, seed=seed) for one in experiments for seed in seed_list))

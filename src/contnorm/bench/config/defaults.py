@@ -65,6 +65,13 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
     given = {key: one for key, one in of_stream.items() if one is not None or f"stream.{key}" not in DEFAULT_IF_NONE}
     chosen = {**values, "stream": given}
     groups: dict[str, Any] = dict(vars(from_dict(merge_settings(defaults, chosen))))
+    usual = from_dict(defaults)
+    if strategy in STRATEGIES:
+        readers = {name: spec.keys for name, spec in STRATEGIES.items()}
+        _refuse_unread("strategy", strategy, readers, values.get("strategy", {}), usual.strategy)
+    if groups["memory"].kind in MEMORIES:
+        readers = {name: memory.keys for name, memory in MEMORIES.items()}
+        _refuse_unread("memory", groups["memory"].kind, readers, values.get("memory", {}), usual.memory)
     groups["stream"] = replace(groups["stream"], name=stream.name)
     groups["strategy"] = replace(groups["strategy"], name=strategy)
     kinds: tuple[tuple[ComponentKind, str, Collection[str]], ...] = (
@@ -85,6 +92,24 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
         raise unknown("memory.kind", groups["memory"].kind, [*MEMORIES, *known, "path/to/file.py:Class"])
     groups["norm"] = _canonical_norm(groups["norm"], values.get("norm", {}))
     return RunConfig(**groups)
+
+
+def _refuse_unread(
+    group: str, name: str, readers: Mapping[str, Collection[str]], given: Mapping[str, Any], usual: object
+) -> None:
+    """Raise a `UserError` for a setting that has no effect: the run would be another experiment with the same result.
+
+    Example:
+        >>> _refuse_unread("memory", "ring", {"ring": ["per"], "prs": ["rho"]}, {"rho": 0.5}, RunConfig().memory)
+        Traceback (most recent call last):
+        contnorm.errors.UserError: memory.rho=0.5: has no effect with 'ring', but with prs. Leave it out.
+    """
+    for key, value in given.items():
+        known = [other for other, keys in readers.items() if key in keys]
+        if known and name not in known and value != getattr(usual, key):
+            raise UserError(
+                f"{group}.{key}={value}: has no effect with {name!r}, but with {', '.join(known)}. Leave it out."
+            )
 
 
 def _canonical_norm(norm: NormConfig, chosen: Collection[str]) -> NormConfig:

@@ -141,6 +141,9 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_count(self.threads, "threads")
+        for name in ("keep_weights", "allow_missing", "memory_moments"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name}={getattr(self, name)!r}: use True or False.")
         if self.lanes is not None:
             check_count(self.lanes, "lanes")
         launcher = create_launcher(self.launcher) if isinstance(self.launcher, str) else self.launcher

@@ -30,6 +30,7 @@ class StrategySpec:
         target: ``"module:Class"``, in this package.
         summary: One-line description for listings.
         aliases: Other names in the literature.
+        keys: The settings of `StrategyConfig` that it reads.
         own_settings: The own settings that its class declares as ``Settings``, with their defaults. They are
             repeated here because the class needs torch.
         defaults: Its default settings by group, such as the kind of memory, which override those of the stream.
@@ -39,22 +40,34 @@ class StrategySpec:
     target: str
     summary: str
     aliases: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     own_settings: Mapping[str, float | str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
+_REPLAY = ("forward", "replay_from")
 _SPECS = (
     StrategySpec("single", "base:Single", "train on the stream only, without replay", ("naive", "sgd", "finetune")),
-    StrategySpec("er", "er:ER", "experience replay: a batch of the stream and one of the memory per step"),
+    StrategySpec(
+        "er",
+        "er:ER",
+        "experience replay: a batch of the stream and one of the memory per step",
+        keys=(*_REPLAY, "loss"),
+    ),
     StrategySpec(
         "er-ace",
         "er:ERACE",
         "experience replay; the stream's loss is over the classes of its batch only",
         ("er_ace", "erace"),
+        _REPLAY,
         defaults={"strategy": {"forward": "separate", "replay_from": "all"}},
     ),
     StrategySpec(
-        "derpp", "derpp:DERpp", "dark experience replay++: replay stored logits and labels", aliases=("der++",)
+        "derpp",
+        "derpp:DERpp",
+        "dark experience replay++: replay stored logits and labels",
+        ("der++",),
+        (*_REPLAY, "alpha", "beta", "distance"),
     ),
     StrategySpec(
         "ewc",
@@ -74,6 +87,7 @@ _SPECS = (
         "er:ER",
         "experience replay from a partitioning reservoir, which balances labels",
         ("partitioning-reservoir",),
+        (*_REPLAY, "loss"),
         defaults={"memory": {"kind": "prs"}},
     ),
     StrategySpec(
@@ -81,6 +95,7 @@ _SPECS = (
         "er:ER",
         "experience replay from a conventional reservoir, the baseline of prs",
         ("reservoir",),
+        (*_REPLAY, "loss"),
         defaults={"memory": {"kind": "reservoir"}},
     ),
 )

@@ -216,11 +216,14 @@ class Strategy(nn.Module):
         """Return the call that makes this strategy.
 
         Example:
-            >>> Single()
-            Single()
+            >>> Single(**{"train.lr": 0.1})
+            Single(**{'train.lr': 0.1})
         """
-        own = {key: value for key, value in self.overrides.items() if key != "strategy.name"}
-        settings = [f"{key.rpartition('.')[2]}={value!r}" for key, value in own.items()]
+        short = {key: name for name, key in _KEYS.items()}
+        own = {short.get(key, key.removeprefix("strategy.")): value for key, value in self.overrides.items()}
+        settings = [f"{name}={value!r}" for name, value in own.items() if "." not in name and name != "name"]
+        if dotted := {name: value for name, value in own.items() if "." in name}:
+            settings.append(f"**{dotted!r}")
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def setup(self) -> None:
