@@ -72,7 +72,7 @@ def test_returns_on_the_page_are_those_of_the_record() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ("bn", "none", "Batch norm adds {} to that"),
+        ("bn", "none", "batch norm adds {} to the return, and"),
         ("brn_steps", "none", "batch renorm with `total_steps` {}; target"),
         ("target", "none", "target networks add {}."),
         ("bn", "target", "target networks**: {} for batch norm"),

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from contnorm import bench
-from contnorm.bench.api.run import resolve_run
+from contnorm.bench.api.arguments import resolve_run
 from contnorm.bench.streams.tasks import STREAMS
 
 RECORDS = Path(__file__).resolve().parents[1] / "docs" / "records"

@@ -21,7 +21,7 @@ import contnorm
 from contnorm import bench
 
 PACKAGE = str(Path(contnorm.__file__).parent)
-LOSS = "bench/strategies/er.py"
+LOSS = "bench/strategies/replay.py"
 
 
 @dataclass

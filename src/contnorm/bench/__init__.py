@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from contnorm.bench.registries import add_dataset, available, build_dataset, register
     from contnorm.bench.sequential import Verdict
     from contnorm.bench.strategies.base import Batch, Single, Strategy, forward, together
-    from contnorm.bench.strategies.derpp import DERpp
-    from contnorm.bench.strategies.er import ER, ERACE
     from contnorm.bench.strategies.ewc import EWC
     from contnorm.bench.strategies.lwf import LwF
+    from contnorm.bench.strategies.replay import ER, ERACE, DERpp
 
 __all__ = [
     "ER",
@@ -105,10 +104,9 @@ _MODULES = {  # below `contnorm.bench`, with their public names
     "registries": "add_dataset available build_dataset register",
     "sequential": "Verdict",
     "strategies.base": "Batch Single Strategy forward together",
-    "strategies.derpp": "DERpp",
-    "strategies.er": "ER ERACE",
     "strategies.ewc": "EWC",
     "strategies.lwf": "LwF",
+    "strategies.replay": "DERpp ER ERACE",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

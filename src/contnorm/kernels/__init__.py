@@ -15,7 +15,7 @@ The paper's variants (reversed order, tied parameters) have no closed form here.
 `auto` selects the fastest accurate implementation. On CUDA that is `triton`, wherever it can run. On a CPU it is `cpp`
 for inputs of at least 65536 values, if it can be compiled and no compiler, exporter or transform of torch is active.
 Elsewhere, each torch operator of `analytic` is a separate pass over the data, which is slower in training than
-`pivoted` (docs/deviations.md), so `auto` is `pivoted`. It is `analytic` under `torch.compile`, which fuses these
+`pivoted` (docs/benchmarks.md), so `auto` is `pivoted`. It is `analytic` under `torch.compile`, which fuses these
 operators, and in evaluation, where the batch step is a constant affine map that group norm can apply.
 ``kernel="pivoted"`` or ``CONTNORM_KERNEL=pivoted`` avoids compilation.
 

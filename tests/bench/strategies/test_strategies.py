@@ -12,8 +12,7 @@ from torch import Tensor
 from contnorm.bench.config.schema import StrategyConfig, from_dict
 from contnorm.bench.strategies import STRATEGIES, build_strategy, strategy_class
 from contnorm.bench.strategies.base import Batch, OutputMask, Single, check_loss, joined
-from contnorm.bench.strategies.derpp import DERpp
-from contnorm.bench.strategies.er import ER
+from contnorm.bench.strategies.replay import ER, DERpp
 from contnorm.errors import UserCodeError, UserError
 
 COMPETING = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from contnorm.bench.api.arguments import as_stream, check_score, resolve_run
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run import check_score, find_stream, resolve_run, run_experiments
+from contnorm.bench.api.run import run_experiments
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.comparison import Experiment, check_experiments, compare
 from contnorm.bench.engine.run import Run
@@ -87,7 +88,7 @@ def decide(
     if (stream is None) != bool(results):
         raise UserError(f"stream={stream!r}: pass the stream of experiments to be run; a result has its own.")
     shared: Any = stream if stream is not None else results[0].stream
-    chosen = find_stream(shared)
+    chosen = as_stream(shared)
     rule |= {"score": check_score(score, chosen), "first_seed": FIRST_SEED if first_seed is None else first_seed}
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     options: dict[str, Any] = {"runs": runs, "device": device, "lanes": lanes, "threads": threads}

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from contnorm.bench.api.arguments import DEFAULT_NORM, as_stream, check_score, resolve_run
 from contnorm.bench.api.progress import RunInterrupted
 from contnorm.bench.api.result import Result
-from contnorm.bench.api.run import DEFAULT_NORM, check_score, find_stream, resolve_run, run_experiments
+from contnorm.bench.api.run import run_experiments
 from contnorm.bench.api.stream import Stream
 from contnorm.bench.config.defaults import run_names
 from contnorm.bench.config.schema import RUN_ARGUMENTS, RunConfig, flatten_settings, format_value
@@ -23,7 +24,7 @@ from contnorm.bench.figures import COLORS, MARKERS, with_png
 from contnorm.bench.grid import LEARNING_RATES, LineSearch, Refine, best_candidate
 from contnorm.bench.records import Store, spread_over_seeds
 from contnorm.bench.rng import list_seeds
-from contnorm.bench.streams import tasks
+from contnorm.bench.streams.tasks import find_stream
 from contnorm.errors import UserCodeError, UserError, unknown
 
 if TYPE_CHECKING:
@@ -463,10 +464,10 @@ def _start(
     score: str | None,
 ) -> tuple[Stream, SweepResult]:
     """Return the stream with its settings, on validation data if requested; and a result without trials."""
-    stream = find_stream(stream)
+    stream = as_stream(stream)
     name, chosen = check_score(score, stream), tuple(list_seeds(seeds))
     values = {**stream.settings, **of_stream}
-    if validation and tasks.find_stream(values["name"]).validation > 0:
+    if validation and find_stream(values["name"]).validation > 0:
         # The number of tasks is that of the test tasks. All validation tasks are used, and there are few.
         values = {key: value for key, value in values.items() if key != "tasks"} | {"part": "validate"}
     elif validation and not values.get("holdout"):

@@ -50,13 +50,13 @@ _SPECS = (
     StrategySpec("single", "base:Single", "train on the stream only, without replay", ("naive", "sgd", "finetune")),
     StrategySpec(
         "er",
-        "er:ER",
+        "replay:ER",
         "experience replay: a batch of the stream and one of the memory per step",
         keys=(*_REPLAY, "loss"),
     ),
     StrategySpec(
         "er-ace",
-        "er:ERACE",
+        "replay:ERACE",
         "experience replay; the stream's loss is over the classes of its batch only",
         ("er_ace", "erace"),
         _REPLAY,
@@ -64,7 +64,7 @@ _SPECS = (
     ),
     StrategySpec(
         "derpp",
-        "derpp:DERpp",
+        "replay:DERpp",
         "dark experience replay++: replay stored logits and labels",
         ("der++",),
         (*_REPLAY, "alpha", "beta", "distance"),
@@ -84,7 +84,7 @@ _SPECS = (
     ),
     StrategySpec(
         "prs",
-        "er:ER",
+        "replay:ER",
         "experience replay from a partitioning reservoir, which balances labels",
         ("partitioning-reservoir",),
         (*_REPLAY, "loss"),
@@ -92,7 +92,7 @@ _SPECS = (
     ),
     StrategySpec(
         "crs",
-        "er:ER",
+        "replay:ER",
         "experience replay from a conventional reservoir, the baseline of prs",
         ("reservoir",),
         (*_REPLAY, "loss"),
