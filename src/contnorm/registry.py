@@ -459,7 +459,7 @@ def unregister_norm(name: str) -> None:
 
 # --- plugins --------------------------------------------------------------------------------------------------------
 
-_origin = Origin()  # of the plugin that is being loaded
+_origin = Origin()  # the plugin that is being loaded
 _is_loaded = False
 
 

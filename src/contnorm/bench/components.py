@@ -261,7 +261,7 @@ def _load_file(path: Path, content: str) -> ModuleType:
     name = f"contnorm_own_{path.stem}_{_hash(f'{path.resolve()} {content}')}"  # dataclasses and pickle look it up
     if name in sys.modules:
         return sys.modules[name]
-    for helper in _helpers:  # of the file that was loaded before: another folder may have one of the same name
+    for helper in _helpers:  # another folder may have a helper of the same name as the file that was loaded before
         sys.modules.pop(helper, None)
     module, folder, before = ModuleType(name), str(path.resolve().parent), set(sys.modules)
     module.__file__ = str(path)
@@ -455,7 +455,7 @@ def _definition_file(value: object) -> str | None:
 def _is_defined_once(file: Path, name: str) -> bool:
     """Whether a file defines a name once at its top level and in no loop, so that the file tells what the name is."""
     found = 0
-    with suppress(SyntaxError, ValueError):  # of a script that is being edited while it runs
+    with suppress(SyntaxError, ValueError):  # a script can be edited while it runs
         pending = [(node, 1) for node in ast.parse(file.read_bytes()).body]
         while pending:
             node, times = pending.pop()

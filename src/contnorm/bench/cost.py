@@ -24,7 +24,7 @@ DEFAULT_RATES = {"cuda": 3e-4, "cpu": 1e-1}
 FASTEST_STEP = 2e-4  # seconds of a step of the smallest network
 # GFLOP of a network for one image of 224 x 224.
 GFLOPS = {"mlp": 0.001, "resnet18": 1.8, "resnet34": 3.6, "resnet50": 4.1, "resnet101": 7.8, "resnet152": 11.5}
-MOST_RECORDS = 200  # that are read from a folder of runs to plan the next ones
+MOST_RECORDS = 200  # at most so many records are read to estimate the next runs
 
 
 class CostModel:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from contnorm.bench.metrics import AccuracyMatrix, TaskScores, accuracy_scores
 
-DECIMALS = 8  # of a stored average precision: keeps records short, and loading returns the exact same value
+DECIMALS = 8  # average precisions are rounded to these decimals, in memory and in records
 
 
 @dataclass(frozen=True)

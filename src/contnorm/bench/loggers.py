@@ -231,7 +231,7 @@ class WandbLogger(Logger):
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self._wandb = import_library("wandb", "wandb")
-        settings = self._wandb.setup().settings  # of the environment and of the files of W&B
+        settings = self._wandb.setup().settings  # settings of the environment and of W&B's files
         self._project = settings.project or "contnorm"
         if settings.mode in ("online", "shared") and not self._wandb.login(prompt=False, verify=False):
             raise UserError("wandb: there is no API key. Run `wandb login`, or set WANDB_MODE=offline.")

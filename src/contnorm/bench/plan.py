@@ -297,8 +297,8 @@ def _draw_balanced(
     order = rng.permutation(slots)
     of_group = groups[content[order]]
     names = rng.permutation(np.unique(of_group))  # in random order: which groups give one more
-    rank = np.empty(len(order), dtype=np.int64)  # of each slot in its group
-    turn = np.empty(len(order), dtype=np.int64)  # of its group
+    rank = np.empty(len(order), dtype=np.int64)  # rank of each slot in its group
+    turn = np.empty(len(order), dtype=np.int64)  # turn of the group of each slot
     for number, name in enumerate(names):
         members = np.flatnonzero(of_group == name)
         rank[members], turn[members] = np.arange(len(members)), number

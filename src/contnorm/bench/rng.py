@@ -16,7 +16,7 @@ import numpy as np
 from contnorm.errors import UserError
 
 LARGEST_SEED = 2**64 - 1
-MAX_SEED, MAX_SEEDS = 2**32 - 1, 10_000  # of a command
+MAX_SEED, MAX_SEEDS = 2**32 - 1, 10_000  # limits of a command
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

@@ -60,9 +60,9 @@ FIRST_SEED = 100  # lower seeds are exploratory: settings were chosen with them
 FRESH_SEEDS = range(FIRST_SEED, sys.maxsize)
 LOOKS = tuple(range(16, 129, 8))
 LAST_LOOK = LOOKS[-1]
-SPENT = 0.95  # of alpha, by the last look; the rest covers that critical values of t statistics are approximate
+SPENT = 0.95  # share of alpha spent by the last look; the rest covers the approximation of t statistics
 SKEWED = 1.5  # skewness beyond which simulated error rates exceed alpha; see docs/concepts/deciding.md
-_NODES = 128  # of the numerical integration; critical values change by less than 1e-8 with more
+_NODES = 128  # nodes of the integration; with more, critical values change by less than 1e-8
 
 
 @lru_cache(maxsize=1024)

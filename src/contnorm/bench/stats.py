@@ -23,7 +23,7 @@ LEVEL = 0.95
 POWER = 0.8
 RESAMPLES = 10_000
 FEWEST_SEEDS = 8  # for a bootstrap of the spread
-_EXTREME_SHARE = 0.05  # of the seeds that are extreme at either end
+_EXTREME_SHARE = 0.05  # share of the seeds that are dropped at either end
 
 _Values: TypeAlias = "NDArray[np.float64]"
 

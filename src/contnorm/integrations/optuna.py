@@ -53,7 +53,7 @@ class PruneByTask:
 
     def __init__(self, trial: optuna.trial.BaseTrial, *, score: str | None = None) -> None:
         self._trial, self._score = trial, score
-        self._values: dict[int, dict[int, float]] = {}  # by task and seed
+        self._values: dict[int, dict[int, float]] = {}  # values by task and seed
 
     def __call__(self, event: bench.Event) -> None:
         """Report and prune; see the class."""

@@ -81,12 +81,12 @@ class Geometry(NamedTuple):
 class Tiles(NamedTuple):
     """How a kernel divides its work: the sizes of a tile, and the number of parts of each sum."""
 
-    rows: int  # of an output tile, at least 16
+    rows: int  # rows of an output tile, at least 16
     columns: int
     depth: int  # terms of a sum that are loaded at a time
     splits: int  # parts of a sum
     warps: int
-    stages: int  # of the software pipeline
+    stages: int  # stages of the software pipeline
     by_position: bool = False  # whether taps outside of the image are skipped
     reordered: bool = False  # taps before channels in the sum; for weight gradients, columns of several taps
     rounded: bool = False  # float32 to the nearest TF32 number, which the tensor cores would truncate

@@ -110,7 +110,7 @@ def stats_mode(
         >>> with stats_mode(model, normalize="running"):  # an EMA over a stream of batches
         ...     for batch in [x, x]:
         ...         outputs = model(batch)
-        >>> outputs.flatten().tolist(), model[0].running_mean  # of the second batch, with what the first one left
+        >>> outputs.flatten().tolist(), model[0].running_mean  # the moments of the first batch
         ([1.6209..., 3.5278...], tensor([0.5700]))
         >>> _ = stats_mode(model, "running", update=False)  # for good, until stats_mode(model)
     """
@@ -355,7 +355,7 @@ def _update_after(module: Any, args: Any, kwargs: Any, output: object) -> None:
 
 # --- moments of another signal --------------------------------------------------------------------------------------
 
-LEAST_SHARE = 0.01  # of the old moments in the running average: below it, training has replaced them
+LEAST_SHARE = 0.01  # below this share of the running average, training has replaced the old moments
 
 
 @dataclass

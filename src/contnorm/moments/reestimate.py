@@ -605,8 +605,8 @@ class Lockstep:
         self.settled: set[str] = set()
         self.current: str | None = None  # the layer at which the batches gather
         self.pool = PooledMoments()
-        self.inputs: list[Tensor] = []  # of that layer
-        self.index = 0  # of the batch whose forward pass runs
+        self.inputs: list[Tensor] = []  # inputs of that layer
+        self.index = 0  # index of the batch whose forward pass runs
         self.error: BaseException | None = None
         self.batons: list[threading.Semaphore] = []
 

@@ -1,1 +1,1 @@
-"""The norms: one module for each, with its function and its layers for 1d, 2d and 3d input."""
+"""The norms: functions, and layers for 1d, 2d and 3d input, by family of norms."""

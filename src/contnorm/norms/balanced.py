@@ -110,7 +110,7 @@ def balance_step(
     wide = x.to(dtype)
     if sample_weight is None:
         mean, var = channel_moments(wide)
-    else:  # from the moments of each sample; products and sums, since autocast would round a matrix product
+    else:  # use moments of samples; products and sums, since autocast rounds matrix products
         share, positions = sample_weight.to(dtype).unsqueeze(1), tuple(range(2, rank))
         row_var, row_mean = torch.var_mean(wide, positions, correction=0) if positions else (0.0, wide)
         mean = (share * row_mean).sum(0)
@@ -151,7 +151,7 @@ def task_balanced_weights(task: Tensor, phi: Tensor, started: Tensor, renormaliz
     return sample_weight / sample_weight.sum() if renormalize else sample_weight
 
 
-_MOST_PASSES = 8  # whose losses are kept until `auxiliary_loss` is called; the bench calls it at every step
+_MOST_PASSES = 8  # passes whose losses are kept until `auxiliary_loss` is called, at every step in the bench
 
 
 class AdaptiveBalanceNormBase(MomentNorm):
@@ -205,7 +205,7 @@ class AdaptiveBalanceNormBase(MomentNorm):
         self.num_tasks, self.renormalize = num_tasks, renormalize
         self.phi = nn.Parameter(torch.zeros(num_tasks, device=device, dtype=dtype))
         self.register_buffer("started", torch.zeros(num_tasks, dtype=torch.int64, device=device))
-        self._distances: deque[Tensor] = deque(maxlen=_MOST_PASSES)  # of the passes since `auxiliary_loss`
+        self._distances: deque[Tensor] = deque(maxlen=_MOST_PASSES)  # one for each pass since `auxiliary_loss`
 
     def on_task_start(self, task: int) -> None:
         """Open the tasks up to this one: their shares are in the weights."""
@@ -259,7 +259,7 @@ class AdaptiveBalanceNormBase(MomentNorm):
                 for moment, buffer in zip((mean, var), running, strict=True)
             )
             if not recomputes():  # the loss of the first forward was taken
-                self._distances.append(of_mean + of_var)  # of the moments of the batch from the running ones
+                self._distances.append(of_mean + of_var)  # distance between batch and running moments
         if updates:
             self._count(input)
         return y
@@ -408,7 +408,7 @@ def _balanced_step(
 
     scale = torch.rsqrt(var + eps)  # (r, C)
     middle, mean_scale = mean.mean(0), scale.mean(0)
-    offset = ((mean - middle) * scale).mean(0)  # of memory samples, after the middle of the means is subtracted
+    offset = ((mean - middle) * scale).mean(0)  # offset of memory samples, relative to the middle of the means
     if weight is not None:
         gain = weight.to(dtype)
         scale, mean_scale, offset = scale * gain, mean_scale * gain, offset * gain

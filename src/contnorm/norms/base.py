@@ -14,7 +14,7 @@ from contnorm.checks import check_batch, check_eps, check_input, check_number, s
 from contnorm.kernels.pivot import per_channel, row_pivot
 from contnorm.registry import Dim
 
-RANKS: dict[Dim, tuple[int, ...]] = {1: (2, 3), 2: (4,), 3: (5,)}  # of the input of 1d, 2d and 3d layers
+RANKS: dict[Dim, tuple[int, ...]] = {1: (2, 3), 2: (4,), 3: (5,)}  # ranks of the input of 1d, 2d and 3d layers
 INPUT = "the input"  # what running moments are those of, unless the class says otherwise
 STALE = "_contnorm_stale"  # the attribute of a layer whose running moments are of another signal than it normalizes
 ALWAYS_SHOWN = ("num_groups", "eps", "momentum")  # other arguments are shown if they differ from their defaults
@@ -103,8 +103,8 @@ class MomentNorm(NormLayer):
     to replace them or to re-estimate their moments, are wrong about these layers and leave them alone.
     """
 
-    _version = 2  # of the state dict, as in torch: with a counter
-    initial_var: ClassVar[float] = 1.0  # of `running_var`
+    _version = 2  # version of the state dict, as in torch: with a counter
+    initial_var: ClassVar[float] = 1.0  # initial value of `running_var`
     mixes_moments: ClassVar[bool] = False  # whether the output in training depends on the running moments
     momentum: float | None
     running_mean: Tensor | None

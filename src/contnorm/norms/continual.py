@@ -96,7 +96,7 @@ def continual_norm(
                 [ 1.4142, -1.4142]])
     """
     requested = resolve_kernel(kernel)
-    closed_form = order == "gn_bn" and not tied  # of CN alone: the variants are computed as two steps
+    closed_form = order == "gn_bn" and not tied  # CN alone has one: its variants are computed in two steps
     replay = eager.normalize
     if replay is not None and requested in ("auto", "triton") and closed_form and not torch.compiler.is_compiling():
         # An input of a known signature has passed all checks below before.

@@ -65,7 +65,7 @@ def group_norm(
     if x.numel() == 0:
         return add_residual_and_relu(empty_like_input(x, weight, bias), residual, relu)
     check_group_size(x, groups)
-    copied = x.is_cuda and not x.is_contiguous() and channels_last(x)  # by torch's operator
+    copied = x.is_cuda and not x.is_contiguous() and channels_last(x)  # torch's operator copies
     if copied and is_plain(x) and fused.auto_selects(x, groups) and resolve_kernel(None) in ("auto", "triton"):
         return group_step(x, weight, bias, eps, groups, residual, relu)
     signal = x
@@ -291,7 +291,7 @@ class _StandardizedConv3d(_Standardized, nn.Conv3d):
 
 
 class _StandardizedConvolution(_Standardized, Convolution):
-    pass  # of the bench's networks
+    pass  # made for the networks of the bench
 
 
 # By the class of a convolution: the class with standardized weights.

@@ -243,7 +243,7 @@ def robust_batch_norm(
     if by_batch:
         pivot = channel_pivot(x)
         shifted = shifted - per_channel(pivot, x.dim())
-        mean, var = channel_moments(shifted)  # of the input minus the pivot
+        mean, var = channel_moments(shifted)  # moments of the input minus the pivot
     if running_mean is not None and running_var is not None:
         old_mean, old_var = running_mean.to(dtype), running_var.to(dtype)
         share: Any = momentum
@@ -394,7 +394,7 @@ def hybrid_batch_norm(
     if by_batch:
         pivot = channel_pivot(x)
         shifted = shifted - per_channel(pivot, x.dim())
-        mean, var = channel_moments(shifted)  # of the input minus the pivot
+        mean, var = channel_moments(shifted)  # moments of the input minus the pivot
     if running_mean is not None and running_var is not None:
         old_mean, old_var = keep_values(running_mean.to(dtype) - pivot, running_var.to(dtype))
         if not by_batch:

@@ -33,7 +33,7 @@ EXPERIMENT_GROUPS = ("stream.", "memory.", "model.")
 NORM_KEYS = ("norm.name", "norm.groups", "norm.auto_channels", "norm.freeze_after")  # part of a norm's label
 IN_TITLE = ("stream.name", "stream.source", "stream.part", "strategy.name", "train.max_steps")  # in every title
 PART_KEYS = ("stream.part", "stream.holdout")  # which samples the scores are of
-MIN_SHARE_OF_SEEDS = 0.5  # of the most seeds of a norm's settings; with fewer, a setting is not chosen
+MIN_SHARE_OF_SEEDS = 0.5  # a setting with fewer seeds than this share of the most is not chosen
 MOST_FOR_ALL_PAIRS = 4  # norms
 MOST_DRAWN = 12  # experiments that a page shows unfolded and with figures
 ONE_SETTING, ON_TEST = "one setting", "test tasks"
@@ -232,7 +232,7 @@ def experiments_of(runs: Runs) -> list[Experiment]:
         data, own = _validation_data(configs[key]), list(some.values())
         first = next(row for setting in own for row in setting.rows.values())
         name = next(one for one in (SCORES[0], LABEL_SCORES[0]) if one in first)
-        validation = "", list[Setting]()  # of an experiment that differs in the samples of the scores alone
+        validation = "", list[Setting]()  # data and settings of the same experiment, scored on other samples
         for other in settings if not data else ():
             same = {item for item in {*other} ^ {*key} if item[0] not in PART_KEYS} == set()
             if same and (of := _validation_data(configs[other])):

@@ -31,7 +31,7 @@ class _Default(str):
 DEFAULT_NORM, DEFAULT_STRATEGY = _Default("cn"), _Default("er")
 Model = str | nn.Module | Callable[..., nn.Module]
 Norm = str | Callable[..., nn.Module]
-ARGUMENTS = (*RUN_ARGUMENTS, "settings", "tag")  # of `run` that describe an experiment
+ARGUMENTS = (*RUN_ARGUMENTS, "settings", "tag")  # arguments of `run` that describe an experiment
 P = ParamSpec("P")
 R = TypeVar("R")
 _BASES: dict[str, type] = {"strategy": Strategy, "memory": Memory}

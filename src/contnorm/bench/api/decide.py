@@ -93,7 +93,7 @@ def decide(
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     options: dict[str, Any] = {"runs": runs, "device": device, "lanes": lanes, "threads": threads}
     options["progress"] = console or False
-    known: list[tuple[Run, dict[int, Record], dict[int, str]]] = []  # of each side: records and reasons by seed
+    known: list[tuple[Run, dict[int, Record], dict[int, str]]] = []  # each side: records and reasons by seed
     for side in sides:
         if not isinstance(side, Result):
             known.append((resolve_run(chosen, side, recorded=runs is not None), {}, {}))

@@ -192,7 +192,7 @@ class RunLogs:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for run in list(self._runs):  # of a second Ctrl-C, or an error
+        for run in list(self._runs):  # a second Ctrl-C, or an error, leaves some
             self._end(run, "stopped")
         self._call("close")
 

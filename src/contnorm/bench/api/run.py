@@ -150,7 +150,7 @@ def run(
         >>> result.accuracy.shape
         (2, 2, 2)
     """
-    options = dict(locals())
+    options = dict(locals())  # all arguments: those that describe the experiment, and those of its execution
     arguments = {name: options.pop(name) for name in ARGUMENTS}
     stream = as_stream(options.pop("stream"))
     (result,) = run_experiments(stream, [resolve_run(stream, arguments, runs is not None)], **options)
@@ -281,7 +281,7 @@ def run_runs(
         UserError: At the end, with the reasons of all failed runs.
     """
     ended, started = dict[Run, Event](), set[Run]()
-    errors: list[BaseException] = []  # of the callback; they stop the runs
+    errors: list[BaseException] = []  # exceptions of `on_task_done`; the first one stops all runs
     hint = "Nothing is saved, since runs=None." if options.runs is None else "Run it again to continue."
     progress, prepare, observers = None, None, list[Callable[[Event], None]]()
     if console is not None:
@@ -317,7 +317,7 @@ def run_runs(
     unfinished = sum(run not in ended or ended[run].kind == "stopped" for run in runs)
     if signals and unfinished:
         message = f"stopped with {unfinished} of {len(runs)} runs unfinished. {hint}"
-        silent = progress is None and signals.received[0] == signal.SIGTERM  # for which Python prints no message
+        silent = progress is None and signals.received[0] == signal.SIGTERM  # Python prints nothing on SIGTERM
         say(message) if not silent else _log.warning(message)
         raise RunInterrupted(message, signals.received[0])
     return ended
@@ -358,7 +358,7 @@ def _discard(runs: Iterable[Run], started: set[Run], store: Store) -> None:
     """Remove what a call has written: checkpoints, and the records of runs that it has started."""
     for run in runs:
         record = store.path(run.config, run.seed)
-        if not is_locked(record.with_suffix(ENDING)):  # by another process
+        if not is_locked(record.with_suffix(ENDING)):  # a locked run belongs to another process
             shutil.rmtree(record.with_suffix(ENDING), ignore_errors=True)
         if run in started:
             weights_path(record).unlink(missing_ok=True)

@@ -435,7 +435,7 @@ def _read_samples(dataset: Any) -> tuple[np.ndarray, list[Any]]:
     for i in range(len(dataset)):
         x, label = dataset[i][:2]
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-        is_picture = hasattr(x, "getbands") and array.ndim == 3  # of Pillow: channels last
+        is_picture = hasattr(x, "getbands") and array.ndim == 3  # a picture of Pillow has channels last
         samples.append(array.transpose(2, 0, 1) if is_picture else array)
         labels.append(label.item() if hasattr(label, "item") else label)
     return np.stack(samples), labels

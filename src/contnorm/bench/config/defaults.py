@@ -81,7 +81,7 @@ def apply_defaults(values: Mapping[str, Any]) -> RunConfig:
         name = getattr(groups[kind], key)
         if name not in built_in:
             if not is_user_code(name):
-                find_component(kind, name)  # of a plugin
+                find_component(kind, name)  # raises if no plugin has it
             groups[kind] = replace(groups[kind], code=code_hash(kind, name, groups[kind].code))
         elif kind != "model":
             has_own = kind == "strategy" and STRATEGIES[name].own_settings  # others need no module that imports torch

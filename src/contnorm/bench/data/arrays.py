@@ -153,7 +153,7 @@ def _remark(source: ArraySource, by_number: bool) -> None:
     (low, high), (test_low, test_high) = ((part.min().item(), part.max().item()) for part in (train, test))
     spans = high - low, test_high - test_low
     warning = logging.getLogger("contnorm").warning
-    shifted = low * test_low <= 0 and abs(low - test_low) > 0.3 * min(spans)  # as if one part were standardized
+    shifted = low * test_low <= 0 and abs(low - test_low) > 0.3 * min(spans)  # one part looks standardized
     if max(spans) > RANGE_RATIO * min(spans) or shifted or test_low > high or low > test_high:
         ranges = f"x has values from {low:g} to {high:g} and x_test from {test_low:g} to {test_high:g}"
         warning(f"{source.name}: {ranges}. Scale both alike.")

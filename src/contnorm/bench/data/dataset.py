@@ -222,7 +222,7 @@ def save_source(source: Source, folder: Path, **about: Any) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Context manager that gives a temporary folder, which replaces the folder at the end; not after an exception."""
     partial = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
     partial.mkdir(parents=True)
     try:
         yield partial

@@ -35,7 +35,7 @@ BLOCK = 64  # pictures that are decoded and reported together; an interrupt wait
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 EXAMPLES = 5  # unreadable pictures that a message names
 
-Resize = Literal["bilinear", "bicubic", "crop"]  # to a square regardless of the aspect ratio, or cropped to one
+Resize = Literal["bilinear", "bicubic", "crop"]  # resize to a square regardless of the aspect ratio, or crop to one
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:

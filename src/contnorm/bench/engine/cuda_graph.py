@@ -27,7 +27,7 @@ from contnorm.kernels.triton.launcher import can_compile_ahead, compiling_ahead
 from contnorm.norms.base import NormLayer
 
 WARM_UP = 1  # eager steps before a capture: they initialize libraries, load kernels and create optimizer state
-USER_WARM_UP = 3  # with user code, whose later steps may do what the first does not
+USER_WARM_UP = 3  # later steps of user code may do what the first does not
 SHORT = 24  # stretches of fewer steps are not worth a capture
 
 
@@ -110,7 +110,7 @@ class GraphStepper:
             if self.graph is None and eager_steps >= self.warm_up and self.end - self.start >= SHORT:
                 self.last_captured = None  # frees its memory before the capture
                 self.graph = self._capture()
-                if not self.has_user_code:  # whose steps are checked again in every stretch
+                if not self.has_user_code:  # steps of user code are checked again in every stretch
                     self.last_captured = _Captured(self.graph, self.rows, self._shape())
             if self.graph is None:
                 self._step_all_lanes()

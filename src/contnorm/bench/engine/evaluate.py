@@ -75,7 +75,7 @@ def evaluate_task(trainer: Trainer, measured: Measurements, task: int) -> None:
     chosen, beside, drift = running, dict[str, Row](), None
     if keeps_moments(trainer.model):
         if settings.moments == "oracle" or settings.drift:
-            items = torch.nonzero(trainer.data.train.task <= task).squeeze(1)  # of all training data so far
+            items = torch.nonzero(trainer.data.train.task <= task).squeeze(1)  # all training data so far
             batches = ItemBatches(trainer, items)
             with reestimate(trainer.model, batches, call=nn.Module.__call__, frozen="lift") as done:
                 drift = {

@@ -28,7 +28,7 @@ from contnorm.bench.unfinished import ENDING, is_locked, read_progress
 from contnorm.errors import UserCodeError, UserError, usable
 
 POLL = 0.25  # seconds between two checks of runs that other processes execute
-START_SECONDS = 10.0  # of two worker processes: shorter runs are executed in this one
+START_SECONDS = 10.0  # start of two worker processes; shorter runs are executed in this process
 
 
 def execute(
@@ -227,7 +227,7 @@ class Work:
             if not folder.acquire():
                 return Event("waiting", run, why=folder.holder(), path=folder.record)
             stack.callback(folder.release)
-            if (event := _recorded(run, options)) is not None:  # by another process, since the call began
+            if (event := _recorded(run, options)) is not None:  # another process has recorded it since the call began
                 return event
             if why := folder.start(run, options, plans.source):
                 return Event("failed", run, why=why, path=folder.record)
@@ -272,7 +272,7 @@ def _add_progress(error: BaseException, lane: Lane) -> None:
     """Add the seed and the step to an error of training; one of user code becomes a `UserCodeError` of one line."""
     if isinstance(error, UserError):
         return
-    trainer, path = lane.trainer, lane.checkpoint  # of which the last write may have failed
+    trainer, path = lane.trainer, lane.checkpoint  # the last write of the checkpoint may have failed
     saved = f"{read_progress(path)['done'] if path is not None and path.is_file() else 0} steps are saved"
     when = f"after {trainer.done} of {len(trainer.plan.steps)} steps"
     if isinstance(error.__cause__, StopIteration):  # Python replaces it where it leaves the loop

@@ -213,7 +213,7 @@ def work_for_parent(descriptor: int) -> None:
     def send(message: object) -> None:
         connection.send_bytes(cloudpickle.dumps(message))
 
-    ended = EOFError, BrokenPipeError, ConnectionResetError  # of the parent
+    ended = EOFError, BrokenPipeError, ConnectionResetError  # the parent has ended
     with StopSignals(announce=False) as signals, suppress(*ended, StopRequested):  # before any run has started
         try:
             sys.path[:] = connection.recv()
@@ -333,7 +333,7 @@ class RayLauncher(Launcher):
                     ray.wait(list(pending), num_returns=len(pending), timeout=LAST_WORDS)
             raise
         finally:
-            with suppress(Exception):  # of tasks that have ended, or a cluster that is gone
+            with suppress(Exception):  # the task has ended, or the cluster is gone
                 for reference in pending:
                     ray.cancel(reference, force=True)
                 ray.kill(mailbox)
@@ -382,7 +382,7 @@ def _execute(payload: bytes, content: bytes, mailbox: Any, folder: str) -> Excep
         return stopped
 
     try:
-        if Path(folder).is_dir():  # which relative paths start at
+        if Path(folder).is_dir():  # relative paths start there
             os.chdir(folder)
         send()
         if stopped:

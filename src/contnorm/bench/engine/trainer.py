@@ -113,7 +113,7 @@ class Trainer:
                 mask[torch.from_numpy(items.task), torch.from_numpy(items.label)] = True
             self.task_mask = OutputMask(mask.to(device))
         test_samples: list[int] = np.bincount(stream.test.task, minlength=stream.tasks).tolist()
-        self.test_samples = test_samples[: len(self.plan.ends)]  # of each task that is learned
+        self.test_samples = test_samples[: len(self.plan.ends)]  # one number for each task that is learned
         if self.data.images.train.whole:
             self.feed = ImageFeed(self.data.images.train)
         else:
@@ -138,7 +138,7 @@ class Trainer:
         never = len(self.plan.steps) + 1
         self.freeze_step = never if after is None or after > len(ends) else ends[after - 1]  # moments are frozen then
         self._rows: tuple[int, int, StepTable] | None = None  # first and end step of rows on the device
-        self._replayed: dict[tuple[int, ...], tuple[Tensor, ...]] = {}  # by sizes of a step
+        self._replayed: dict[tuple[int, ...], tuple[Tensor, ...]] = {}  # keys are the sizes of a step
         errors: AbstractContextManager[object] = nullcontext()
         if self.has_user_strategy:
             errors = user_code_errors(f"strategy {config.strategy.name!r}", "in setup()")
@@ -158,8 +158,8 @@ class Trainer:
         if "on_step_start" in self._hooks:
             with self.seeded(f"start of step {step}"):
                 self.strategy.on_step_start(step)
-        if self._rows is None or not self._rows[0] <= step < self._rows[1]:  # as many rows at once as possible
-            end = step + 1
+        if self._rows is None or not self._rows[0] <= step < self._rows[1]:
+            end = step + 1  # on a GPU one copy serves all steps of a stretch
             if self.device.type == "cuda":
                 end = self.feed.reach(step, same_shape_end(self.plan.steps, step))
             self._rows = step, end, self.rows(step, end)

@@ -121,7 +121,7 @@ def _stock_maker(spec: NormInfo, groups: int | None, config: NormConfig, dim: Di
 
 
 _MARK = "_contnorm_made_by_run"  # an attribute, so that a deep copy of a layer has it too
-PART = "_contnorm_part_of_norm"  # of modules inside such a layer
+PART = "_contnorm_part_of_norm"  # marks the modules inside such a layer
 _OTHER = re.compile(r"norm(?!al)|LRN", re.IGNORECASE)  # LayerNorm, RMSNorm, ...; not Normalize
 _WEIGHTS = re.compile(r"weight_?norm|spectral_?norm", re.IGNORECASE)  # these normalize weights, not activations
 

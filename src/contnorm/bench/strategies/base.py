@@ -184,6 +184,7 @@ class Strategy(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # `loss` has one argument for each replay draw. Of *args the number is not known, unless a parent class says it.
         kinds = [parameter.kind for parameter in inspect.signature(cls.loss).parameters.values()]
         if inspect.Parameter.VAR_POSITIONAL not in kinds:
             cls.draws = len(kinds) - len(("self", "model", "head", "stream"))
@@ -334,6 +335,7 @@ def together(*batches: Batch) -> Batch:
     )
     replayed = [batch.replayed for batch in batches if batch.replayed is not None]
     known = joined(replayed) if len(replayed) == len(batches) else None
+    # Norms with statistics for stream and memory need to know where the stream ends, also if users join more batches.
     stream_size: int | None = 0  # None if it is unknown, or if samples of the stream do not come first
     for number, batch in enumerate(batches):
         if stream_size is not None:

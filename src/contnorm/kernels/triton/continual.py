@@ -28,7 +28,7 @@ from contnorm.kernels.triton.launcher import (
     is_untraced,
 )
 
-moment_update = reference.moment_update  # of all that it can describe; the C++ kernel supports less
+moment_update = reference.moment_update  # the interface of all kernels; the C++ kernel supports less
 
 
 def unsupported_reason(x: Tensor, num_groups: int) -> str | None:

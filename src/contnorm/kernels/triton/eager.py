@@ -206,7 +206,7 @@ def _count(x: Tensor) -> None:
         mode = os.environ.get("CONTNORM_EAGER") or "auto"  # an empty variable counts as not set
         if mode not in MODES:
             raise ValueError(f"CONTNORM_EAGER={mode!r} is not one of {', '.join(MODES)}.")
-        if _state != "unused":  # by another thread
+        if _state != "unused":  # another thread was faster
             return
         if mode == "python" or not (x.is_cuda and CACHES_KERNELS):
             _state = "unavailable"

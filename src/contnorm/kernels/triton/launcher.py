@@ -45,7 +45,7 @@ CACHE_LIMIT = 1024  # limit of the cache, for programs whose sizes keep changing
 
 _ahead: Context | None = None  # shared by all threads: torch runs backward passes in its own threads
 _launches: dict[tuple[Any, ...], Launch] = {}
-_recordings = threading.local()  # of each thread: the list of its recorded launches, if it records
+_recordings = threading.local()  # each thread has a list of recorded launches, if it records
 _NO_SWITCH = nullcontext()
 
 

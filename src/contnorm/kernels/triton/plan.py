@@ -73,8 +73,8 @@ class LaunchPlan(NamedTuple):
     block_n: int
     block_c: int
     block_l: int
-    blocks: int  # of channels
-    splits: int  # of positions
+    blocks: int  # blocks of channels
+    splits: int  # splits of the positions
     span: int  # positions in a split
     split_lanes: int  # SP: lanes for the splits
     table_n: int  # the tiles of the kernel that makes tables
