@@ -3,7 +3,8 @@
     python -m tools.run_path            counts of a warm run of ten steps
     python -m tools.run_path --list     also every function, by file
 
-The counts are those of the package's own code; the first call, which imports modules and decodes data, is not measured.
+The counts are those of the package's own code. Frames are without those of comprehensions. The first call, which
+imports modules and decodes data, is not measured.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Calls:
 def _own_frames(frame: FrameType | None) -> list[str]:
     stack = []
     while frame is not None:
-        if frame.f_code.co_filename.startswith(PACKAGE):
+        if frame.f_code.co_filename.startswith(PACKAGE) and not frame.f_code.co_name.startswith("<"):
             stack.append(f"{frame.f_code.co_filename[len(PACKAGE) + 1 :]}:{frame.f_code.co_qualname}")
         frame = frame.f_back
     return stack[::-1]

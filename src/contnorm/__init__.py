@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from contnorm.api import *  # noqa: F403
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -149,13 +149,13 @@ def test_sentence_of_a_verdict(differences: list[float], sentence: str) -> None:
 
 def test_plan_has_the_seeds_of_true_differences() -> None:
     values = draw(20, std=1.5)
-    plan = decide_differences(values).plan
+    plan = decide_differences(values).seeds_needed
     std = float(np.std(values, ddof=1))
     assert (
         f"of 0.5 points {seeds_for_difference(std, 0.5) or 'over 128'}, 1 point {seeds_for_difference(std, 1.0)}"
         in plan
     )
-    assert f"{reach(std)}" in plan and decide_differences([1.0, 1.0]).plan == ""
+    assert f"{reach(std)}" in plan and decide_differences([1.0, 1.0]).seeds_needed == ""
 
 
 def test_seeds_beyond_a_look_and_exploratory_seeds_do_not_count() -> None:

@@ -74,7 +74,11 @@ def test_command_and_python_say_the_same(compare: Compare) -> None:
         rule: dict[str, Any] = {"cases": 4, "margin": 2.0} if typed else {}
         verdict = bench.compare(cn, bn, score, **rule)
         assert verdict.is_decided and verdict.sentence == bench.decide(cn, bn, score, **rule).sentence
-        assert verdict.sentence in lines and lines[-1] == verdict.plan and lines[-2].endswith(f": {verdict.spread}.")
+        assert (
+            verdict.sentence in lines
+            and lines[-1] == verdict.seeds_needed
+            and lines[-2].endswith(f": {verdict.spread}.")
+        )
     few = compare(ARCHIVE, "norm=bn", "norm=cn", "--where", "strategy=er", "--where", "seed<105")[1]
     assert "Undecided" in few and "spread" not in few
 

@@ -229,7 +229,7 @@ class Verdict:
         return None
 
     @property
-    def plan(self) -> str:
+    def seeds_needed(self) -> str:
         """Seeds that true differences need, if the spread of the differences stays as it is; empty if it is unknown."""
         values = list(self.differences.values())
         std = stdev(values) if len(values) > 1 else 0.0
@@ -275,7 +275,7 @@ class Verdict:
         return f"Verdict({self.sentence!r})"
 
     def _repr_html_(self) -> str:
-        lines = [self.sentence, self.plan]
+        lines = [self.sentence, self.seeds_needed]
         return "".join(f"<p>{html.escape(line)}</p>" for line in lines if line)
 
     @property

@@ -305,7 +305,7 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
         unclear = f"Undecided whether the spread of {title} over seeds differs between {a} and {b}"
         clear = f"{a} has a {spread_over.outcome} spread of {title} over seeds than {b}"
         lines.append(f"{unclear if spread_over.outcome == 'undecided' else clear}: {spread_over}.")
-    return [*lines, verdict.plan] if verdict.plan else lines
+    return [*lines, verdict.seeds_needed] if verdict.seeds_needed else lines
 
 
 def report(

@@ -157,5 +157,5 @@ def resume(
     with collection_paused():
         call = bench.resume
     root, missing = execution.pop("data_root"), execution.pop("allow_missing") or None
-    records = call(folder or runs, root=root, console=console, allow_missing=missing, **execution)
+    records = call(folder or runs, root=root, progress=console, allow_missing=missing, **execution)
     show_scores(records, console)

@@ -236,7 +236,8 @@ def _readable(x: Tensor) -> Tensor:
     """Return a tensor whose memory has its values, contiguous or channels_last: the tensor itself, or a copy."""
     if x._is_zerotensor():  # it has no memory
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
-    return in_layout(x.detach().resolve_neg())
+    data = x.detach().resolve_neg()
+    return data if data.is_contiguous() else in_layout(data)
 
 
 def _scratch(size: int, dtype: torch.dtype = torch.float32) -> Tensor:

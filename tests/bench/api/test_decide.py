@@ -129,7 +129,7 @@ def test_progress_has_a_line_for_each_look(stream: bench.Stream) -> None:
     results = [bench.run(stream, **arguments, seeds=2, lanes=1) for arguments in (GOOD, CLOSE)]
     verdict = bench.decide(*results, margin=50.0, max_seeds=16, lanes=1, progress=console)
     assert isinstance(console.file, io.StringIO) and verdict.outcome == "equivalent"
-    assert console.file.getvalue().splitlines()[-1] == f"{verdict.sentence} {verdict.plan}"
+    assert console.file.getvalue().splitlines()[-1] == f"{verdict.sentence} {verdict.seeds_needed}"
 
 
 def test_diverged_seeds_are_no_pairs(stream: bench.Stream, caplog: pytest.LogCaptureFixture) -> None:

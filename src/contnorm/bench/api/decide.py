@@ -125,7 +125,7 @@ def decide(
         )
         verdict = compare(first_side, second_side, **rule)
         if console is not None:
-            console.print(Text(escape_terminal(f"{verdict.sentence} {verdict.plan}")), soft_wrap=True)
+            console.print(Text(escape_terminal(f"{verdict.sentence} {verdict.seeds_needed}")), soft_wrap=True)
         if verdict.is_decided:
             break
     return verdict

@@ -210,7 +210,7 @@ class RunLogs:
             if event.done % self.every == 0:
                 self._call("metrics", self._runs[run], event.done, loss_metrics(event.loss, event.task))
         elif event.kind == "task":
-            system = system_metrics(event.seconds, event.done, event.config.train.batch, event.memory)
+            system = system_metrics(event.seconds, event.done, event.config.train.batch, event.peak_memory)
             self._call("metrics", self._runs[run], event.done, {**task_metrics(event.scores), **system})
         else:
             if event.kind == "finished":

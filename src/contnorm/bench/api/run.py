@@ -217,9 +217,7 @@ def run_experiments(
         data_root=stream.root or Path("data"),
         sources={stream.source.name: stream.source} if stream.root is None else {},
     )
-    if not isinstance(progress, bool | Console):
-        raise UserError(f"progress={progress!r}: use True, False or a rich.console.Console.")
-    console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
+    console = _console_of(progress)
     seed_list = list_seeds(seeds)
     todo = list(dict.fromkeys(replace(one, seed=seed) for one in experiments for seed in seed_list))
     if "source" not in stream.settings:
@@ -255,6 +253,12 @@ def run_experiments(
         objects = components_of(one.config)
         results.append(Result(records, diverged=diverged, stream=stream, weights=weights, objects=objects))
     return results
+
+
+def _console_of(progress: bool | Console) -> Console | None:
+    if not isinstance(progress, bool | Console):
+        raise UserError(f"progress={progress!r}: use True, False or a rich.console.Console.")
+    return progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
 
 
 def run_runs(
@@ -394,7 +398,7 @@ def resume(
     path: str | Path = "runs",
     *,
     root: str | Path | None = None,
-    console: Console | None = None,
+    progress: bool | Console = False,
     log: Loggers | None = None,
     log_every: int = LOG_EVERY,
     log_dir: str | Path | None = None,
@@ -407,7 +411,7 @@ def resume(
     Args:
         path: Folder of runs, of one experiment in it, or of one run.
         root: Folder of data sets; None for the default one.
-        console: Terminal or notebook to show progress on; None for no output.
+        progress: Whether to show progress; or the rich console to show it on.
         log: Loggers, as in `bench.run`; they continue the logs of the runs.
         log_every: Steps between the losses that are logged.
         log_dir: Folder of logs; None for the folder next to that of the runs.
@@ -424,7 +428,7 @@ def resume(
         Traceback (most recent call last):
         contnorm.errors.UserError: no stopped run under no such folder. Name the folder of a run, or of many runs.
     """
-    folder = Path(path)
+    folder, console = Path(path), _console_of(progress)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     problems, records = list[str](), list[Record]()
     Store(folder).check_writable()

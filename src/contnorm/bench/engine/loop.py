@@ -210,7 +210,7 @@ class _Group:
                     scores=task_scores(trainer, measured, task),
                     last=task + 1 == len(trainer.plan.ends),
                     seconds=dict(measured.seconds),
-                    memory=peak_memory(trainer.device),
+                    peak_memory=peak_memory(trainer.device),
                 )
             )
         return self._keep(events)

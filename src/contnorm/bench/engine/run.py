@@ -250,9 +250,9 @@ class Event:
         scores: Scores on each task, and on all tasks learned so far.
         last: Whether it was the last task.
         seconds: Seconds of training (``train``) and of evaluation (``evaluate``) so far.
-        memory: Peak memory in bytes: allocated on the GPU, or of the whole process on a CPU.
+        peak_memory: Peak memory in bytes: allocated on the GPU, or of the whole process on a CPU.
         seeds: All seeds with these settings that the same call runs.
-        recorded: Whether a task was learned before the call. ``seconds`` is empty then, and ``memory`` is None.
+        recorded: Whether a task was learned before the call. ``seconds`` is empty then, and ``peak_memory`` is None.
         why: Why a run failed or diverged, or who executes it.
         saved: Steps in the last checkpoint of a stopped run.
         provenance: Versions, device, data and commit of a run that starts, as in the record.
@@ -276,7 +276,7 @@ class Event:
     scores: TaskScores = field(default_factory=lambda: TaskScores({}, {}))
     last: bool = False
     seconds: Mapping[str, float] = field(default_factory=dict)
-    memory: int | None = None
+    peak_memory: int | None = None
     seeds: tuple[int, ...] = ()
     recorded: bool = False
     why: str = ""
