@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 from tools import pages
-from tools.doc_figures import FIGURES, rate_panels, situations, verdict_rates
+from tools.doc_figures import FIGURES, rate_panels, verdict_rates
 from tools.svg import SCHEMES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,13 +36,6 @@ def test_rates_are_means_over_the_recorded_seeds() -> None:
     seeds = {count for curves in rate_panels().values() for curve in curves for count in curve.seeds.values()}
     page = (ROOT / "docs" / "which-norm.md").read_text()
     assert f"the mean of {min(seeds)} to {max(seeds)} seeds" in page
-
-
-@pytest.mark.slow
-def test_situations_have_the_differences_of_the_page() -> None:
-    page = (ROOT / "docs" / "results" / "evidence.md").read_text()
-    for row in situations():
-        assert f"{row.mean:+.2f} ({row.low:+.2f} to {row.high:+.2f})" in page, row
 
 
 def test_page_states_the_seeds_that_a_verdict_needs() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
-from tools.comparisons import MOMENTS, NEWER, PANEL, STRATEGIES, comparisons
+from tools.comparisons import NEWER, STRATEGIES, comparisons
 from tools.evidence import Cell, Comparison, MeanCell
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,21 +193,6 @@ def test_best_rates_with_moments_of_the_memory_are_those_of_the_validation_tasks
             best = max(by_rate, key=lambda rate: np.mean(by_rate[rate]))
             found += [float(np.mean(by_rate[best])), best]
         assert words.format(*found) in " ".join(PAGE.split())
-
-
-@pytest.mark.parametrize(
-    ("archive", "strategy"), [(PANEL, "er"), (PANEL, "derpp"), (MOMENTS, "er")], ids=["ER", "DER++", "ER again"]
-)
-def test_moments_of_the_memory_gain_at_every_stop(archive: str, strategy: str) -> None:
-    """The same networks, evaluated twice: the mean difference is positive after each of the 17 tasks."""
-    where = {"norm": "bn", "strategy": strategy, "evaluate.moments": "memory"}
-    runs = [record for record in records(archive) if has_settings(record, where)]
-    gains = np.array(
-        [after_each_task(matrix(r, "matrix")) - after_each_task(matrix(r, "matrix_running")) for r in runs]
-    )
-    assert gains.shape == ({PANEL: 16, MOMENTS: 32}[archive], 17)
-    assert (gains.mean(0) > 0).all()
-    assert stats.ttest_1samp(gains.mean(1), 0).pvalue < 1e-6
 
 
 def test_deviations_over_seeds_are_those_of_the_records() -> None:

@@ -56,27 +56,10 @@ def simulate(differences: Array, cases: int = 1) -> Bounds:
     return Bounds(np.array(lows), np.array(highs))
 
 
+NORMS = ["none", "bn", "brn", "brn-scaled", "in", "gn", "sn", "cn"]
 HASHES = {
-    "er": {
-        "none": "30f54e6db35e",
-        "bn": "1cde1b2b4f6c",
-        "brn": "cb9cf5fca579",
-        "brn-scaled": "894b214398af",
-        "in": "49a36da1593f",
-        "gn": "067a5d6a9640",
-        "sn": "8675a7649693",
-        "cn": "aa4d38bbfd99",
-    },
-    "derpp": {
-        "none": "b36db6d35b91",
-        "bn": "e10bfe4b96ef",
-        "brn": "171a7ba10a88",
-        "brn-scaled": "74e53cf8a831",
-        "in": "390f2dbdce7a",
-        "gn": "acfe29520ffb",
-        "sn": "90b35bbbd278",
-        "cn": "2761c7e0638d",
-    },
+    "er": "30f54e6db35e 1cde1b2b4f6c cb9cf5fca579 894b214398af 49a36da1593f 067a5d6a9640 8675a7649693 aa4d38bbfd99",
+    "derpp": "b36db6d35b91 e10bfe4b96ef 171a7ba10a88 74e53cf8a831 390f2dbdce7a acfe29520ffb 90b35bbbd278 2761c7e0638d",
 }
 
 
@@ -87,7 +70,7 @@ def scores() -> dict[tuple[str, str], dict[int, float]]:
     return {
         (strategy, norm): {record.seed: record.score("acc") for record in runs[name] if record.seed < 132}
         for strategy, names in HASHES.items()
-        for norm, name in names.items()
+        for norm, name in zip(NORMS, names.split(), strict=True)
     }
 
 

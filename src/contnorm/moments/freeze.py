@@ -153,7 +153,8 @@ def unfreeze_norms(
 
     Args:
         model: The model, changed in place.
-        affine: Whether to train weights and biases, too.
+        affine: Whether to train weights and biases, too: also those that were frozen before `freeze_norms`. Use False
+            and ``requires_grad_`` to keep some of them frozen.
         only: The layers to release, as in `convert_norm`.
         skip: The layers not to release.
 
@@ -411,14 +412,12 @@ def carry_stale(old: nn.Module, new: nn.Module, layers: list[str]) -> bool:
         return False
     had = old._buffers.get("running_mean")
     is_initial = not mean.any() and bool((var == getattr(new if had is None else old, "initial_var", 1.0)).all())
-    signal, mark = getattr(old, "signal", INPUT), stale_moments(old)
     if had is None:
-        parameters = ((new._parameters.get("weight"), 1), (new._parameters.get("bias"), 0))
-        signal, is_stale = (
-            "no data",
-            is_initial and any(p is not None and bool((p != one).any()) for p, one in parameters),
-        )
+        signal, weight, bias = "no data", new._parameters.get("weight"), new._parameters.get("bias")
+        trained = any(p is not None and bool((p != initial).any()) for p, initial in ((weight, 1), (bias, 0)))
+        is_stale = is_initial and trained
     else:
+        signal, mark = getattr(old, "signal", INPUT), stale_moments(old)
         if mark is not None:
             signal = mark.signal if _batches(old) == mark.batches else "several signals"
         is_stale = mean is had and signal != getattr(new, "signal", INPUT) and not is_initial

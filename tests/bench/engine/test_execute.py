@@ -19,7 +19,8 @@ from torch import nn
 
 from contnorm import bench
 from contnorm.bench.config.resolve import resolve
-from contnorm.bench.engine.execute import execute, group_runs, plan_groups
+from contnorm.bench.engine import loop
+from contnorm.bench.engine.execute import Work, execute, group_runs, plan_groups
 from contnorm.bench.engine.launch import Processes
 from contnorm.bench.engine.run import Event, Launcher, Run, RunOptions, list_devices
 from contnorm.bench.records import Record, Store
@@ -97,6 +98,29 @@ def test_stopped_run_is_resumed_bit_exactly(tmp_path: Path, done: int) -> None:
     assert (left.config, left.step, left.status) == (run.config, done, "stopped")
     (record,) = bench.resume(tmp_path / "stopped")
     assert bits(record) == all_bits(tmp_path / "whole")[0] and not unfinished_runs(tmp_path / "stopped")
+
+
+def test_runs_stopped_before_and_after_an_evaluation_are_resumed_bit_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have done the same steps. As on a GPU, checkpoints are not always written before an evaluation, and one
+    group resumes both.
+    """
+    runs, whole, stopped = (
+        [run_of(0), run_of(1)],
+        RunOptions(runs=tmp_path / "whole"),
+        RunOptions(runs=tmp_path / "two"),
+    )
+    list(execute(runs, whole))
+    save = loop._Group.save
+    for run, kind in zip(runs, ("steps", "task"), strict=True):
+        reached: list[Event] = []
+        monkeypatch.setattr(loop._Group, "save", lambda group, stopped=reached: save(group) if stopped else None)
+        for event in execute([run], replace(stopped, log_every=6), stop=partial(bool, reached)):
+            reached += [event] if event.kind == kind and event.done == 6 else []
+        assert event.kind == "stopped" and event.done == 6
+    assert kinds(list(Work(stopped)(runs, lambda: False))).count("finished") == 2
+    assert all_bits(tmp_path / "two") == all_bits(tmp_path / "whole")
 
 
 SCRIPT = """

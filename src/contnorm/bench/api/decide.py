@@ -37,10 +37,8 @@ def decide(
     first_seed: int | None = None,
     stream: Stream | str | None = None,
     runs: str | Path | None = None,
-    device: str = "cpu",
-    lanes: int | None = None,
-    threads: int = 1,
     progress: bool | Console = False,
+    **options: Any,
 ) -> Verdict:
     """Decide whether the score of ``a`` is higher than, lower than or equivalent to that of ``b``, over paired seeds.
 
@@ -60,8 +58,9 @@ def decide(
         stream: The stream, or the name of one; by default that of the results.
         runs: Folder of records and checkpoints. Recorded runs are not repeated, and after a stop the same call
             continues. None to keep the results in memory only.
-        device, lanes, threads: As in `run`.
         progress: Whether to show progress and a line for each look; or the rich console to show them on.
+        **options: How runs are executed, as in `run`: ``device``, ``devices``, ``lanes``, ``launcher``, ``log`` and so
+            on.
 
     Returns:
         The verdict, with the records of a and b.
@@ -91,8 +90,7 @@ def decide(
     chosen = as_stream(shared)
     rule |= {"score": check_score(score, chosen), "first_seed": FIRST_SEED if first_seed is None else first_seed}
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
-    options: dict[str, Any] = {"runs": runs, "device": device, "lanes": lanes, "threads": threads}
-    options["progress"] = console or False
+    options |= {"runs": runs, "progress": console or False}
     known: list[tuple[Run, dict[int, Record], dict[int, str]]] = []  # each side: records and reasons by seed
     for side in sides:
         if not isinstance(side, Result):

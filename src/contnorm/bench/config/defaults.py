@@ -242,8 +242,10 @@ def run_names(config: RunConfig) -> tuple[str, str, str]:
     if found := known_norm(norm):
         spec, in_name = found
         groups = in_name or config.norm.groups
-        norm = spec.name if not spec.grouped or groups == "auto" else numbered_name(spec, groups)
-        norm += " (auto groups)" if spec.grouped and groups == "auto" else ""
+        if not spec.grouped:
+            norm = spec.name
+        else:
+            norm = f"{spec.name} (auto groups)" if groups == "auto" else numbered_name(spec, groups)
     return stream, config.strategy.name, norm + frozen_label(config.norm.freeze_after)
 
 

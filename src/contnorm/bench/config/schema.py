@@ -372,7 +372,8 @@ def unknown_key(key: str, own: Sequence[str] = ()) -> UserError:
         unknown key 'strategy.bta'. Did you mean 'strategy.beta' or 'strategy.name'? There are: strategy.name, ...
     """
     group = key.partition(".")[0]
-    names = [f"{group}.{name}" for name in (*_defaults()[group], *own)] if group in _GROUPS else _GROUPS
+    settable = [name for name in _defaults().get(group, ()) if name not in ("code", "weights_hash")]
+    names = [f"{group}.{name}" for name in (*settable, *own)] if group in _GROUPS else _GROUPS
     return unknown("key", key, names, meant_keys(key) or None)
 
 

@@ -236,7 +236,7 @@ def read_class_folders(
     Args:
         folder: The folder.
         size: Height and width to resize and center-crop to; None if all images have the same size.
-        test_share: Share of each class in the test split, if the folder has no subfolder ``test`` or ``val``.
+        test_share: Share of each class in the test split, if the folder has no subfolder of `TEST_FOLDERS`.
         target: Folder for the files ``train_images.npy`` and ``test_images.npy``; None to keep the images in memory.
         progress: Called with what is done, and how much of it.
 
