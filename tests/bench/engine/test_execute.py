@@ -100,12 +100,8 @@ def test_stopped_run_is_resumed_bit_exactly(tmp_path: Path, done: int) -> None:
     assert bits(record) == all_bits(tmp_path / "whole")[0] and not unfinished_runs(tmp_path / "stopped")
 
 
-def test_runs_stopped_before_and_after_an_evaluation_are_resumed_bit_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both have done the same steps. As on a GPU, checkpoints are not always written before an evaluation, and one
-    group resumes both.
-    """
+def test_runs_stopped_around_an_evaluation_continue_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: checkpoints are not always written before an evaluation, and one group resumes both runs."""
     runs, whole, stopped = (
         [run_of(0), run_of(1)],
         RunOptions(runs=tmp_path / "whole"),

@@ -179,22 +179,11 @@ class Trainer:
         with self.seeded(f"step {self.done}"):
             with using_table(self.convolutions) if self.convolutions.entries else nullcontext():
                 with self.autocast():
-                    if extra is not None:  # a batch for the norm layers alone
-                        assert extra.replayed is not None
-                        tags = BatchTags(extra.replayed, extra.task, True, extra_size=len(extra), stream_size=0)
-                        with torch.no_grad(), batch_tags(tags):
-                            self.model(extra.x)
+                    if extra is not None:
+                        self._show_to_norms(extra)
                     tagged = tagged_passes() if self.norm_hooks.need_tags else 0
                     answer = self.strategy.loss(self.model, self.head, stream, *replay)
-                    if self.norm_hooks.need_tags and tagged_passes() == tagged:
-                        raise UserCodeError(
-                            f"strategy {self.config.strategy.name!r}: its loss calls model(x) without the tags of the "
-                            f"batch, which norm {self.config.norm.name!r} needs. Call bench.forward(model, batch)."
-                        )
-                    if self.has_user_strategy:
-                        name, stores_logits = self.config.strategy.name, self.strategy.stores_logits
-                        answer = check_loss(name, answer, stores_logits, self.head, stream)
-                    loss, logits = cast("tuple[Tensor, Tensor | None]", answer)
+                    loss, logits = self._checked(answer, stream, tagged)
                     for auxiliary_loss in self.norm_hooks.losses:
                         loss = loss + auxiliary_loss()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -210,6 +199,25 @@ class Trainer:
         if logits is not None:
             self.logits.index_copy_(0, write, logits)
         return loss.detach()
+
+    def _show_to_norms(self, extra: Batch) -> None:
+        """Run the network on a batch for the norm layers alone."""
+        assert extra.replayed is not None
+        tags = BatchTags(extra.replayed, extra.task, True, extra_size=len(extra), stream_size=0)
+        with torch.no_grad(), batch_tags(tags):
+            self.model(extra.x)
+
+    def _checked(self, answer: object, stream: Batch, tagged: int) -> tuple[Tensor, Tensor | None]:
+        """Return loss and logits from what a strategy returned, after ``tagged`` passes with tags."""
+        name = self.config.strategy.name
+        if self.norm_hooks.need_tags and tagged_passes() == tagged:
+            raise UserCodeError(
+                f"strategy {name!r}: its loss calls model(x) without the tags of the batch, which norm "
+                f"{self.config.norm.name!r} needs. Call bench.forward(model, batch)."
+            )
+        if self.has_user_strategy:
+            answer = check_loss(name, answer, self.strategy.stores_logits, self.head, stream)
+        return cast("tuple[Tensor, Tensor | None]", answer)
 
     def _batches(self, row: StepIndices) -> tuple[Tensor, Batch, list[Batch], Batch | None]:
         """Return the memory slots to write to, the batches of the stream and of each replay draw, and the extra one."""
@@ -227,12 +235,16 @@ class Trainer:
         if self.norm_hooks.request is not None:
             *draws, (extra_x, extra_label, extra_task, _, extra_replayed) = draws
             extra_size = len(extra_x)
-            extra = Batch(extra_x, extra_label, extra_task, None, extra_replayed) if extra_size else None
+            extra = Batch(extra_x, extra_label, extra_task, replayed=extra_replayed) if extra_size else None
+        stream = Batch(x, label, task, replayed=replayed, extra_size=extra_size, stream_size=len(x))
+        stored = self.strategy.stores_logits
         replay = [
-            Batch(x, label, task, self.logits[slots] if self.strategy.stores_logits else None, replayed, extra_size, 0)
+            Batch(
+                x, label, task, self.logits[slots] if stored else None, replayed, extra_size=extra_size, stream_size=0
+            )
             for x, label, task, slots, replayed in draws
         ]
-        return write, Batch(x, label, task, None, replayed, extra_size, len(x)), replay, extra
+        return write, stream, replay, extra
 
     def _set_training_mode(self) -> None:
         """Set training mode; layers with frozen moments normalize with them."""
