@@ -18,6 +18,7 @@ import argparse
 import copy
 import hashlib
 import importlib
+import itertools
 import json
 import platform
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from contnorm.bench.models.networks import DeepResNet
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bn": ("bn", {}),  # to compare fine-tuning with
     "gn, 4 channels": ("gn", {"channels_per_group": 4}),
     "gn, 8 channels": ("gn", {"channels_per_group": 8}),
     "gn, 16 channels": ("gn", {"channels_per_group": 16}),
@@ -216,16 +218,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         return model
 
     add(partial(copy.deepcopy, trained), to="bn")
-    for target in args.targets:
+    converted = [target for target in args.targets if target != "bn"]
+    for target in converted:
         add(partial(made, target, 0, 0, 0), to=target, images=0)
     for seed in range(args.seeds):
-        for target in args.targets:
+        for target in converted:
             for count in args.calibrate:
                 add(partial(made, target, count, 0, seed), to=target, images=count, seed=seed)
-            for rate in args.rates:
-                for count in (0, 500):
-                    row = {"to": target, "images": count, "seed": seed, "steps": STEPS, "rate": rate}
-                    add(partial(made, target, count, rate, seed), **row)
+        for target, rate, count in itertools.product(args.targets, args.rates, (0, 500)):
+            if target != "bn" or count == 0:
+                row = {"to": target, "images": count, "seed": seed, "steps": STEPS, "rate": rate}
+                add(partial(made, target, count, rate, seed), **row)
 
 
 if __name__ == "__main__":

@@ -320,16 +320,21 @@ def calibration_table() -> str:
 
 
 def fine_tuning_table() -> str:
-    """Accuracy after fine-tuning, plain and calibrated, by learning rate."""
+    """Accuracy after fine-tuning, plain and calibrated, by learning rate; for batch norm, of the trained network."""
     rows = _calibrated()["rows"]
     tuned = [row for row in rows if "steps" in row]
     rates = sorted({row["rate"] for row in tuned})
     heads = [f"{kind}, {rate}" for rate in rates for kind in ("plain", "calibrated")]
-    lines = [_row("norm", "calibrated, no step", *heads), _row(*["---"] * (2 + len(heads)))]
-    for to in dict.fromkeys(row["to"] for row in tuned):
-        wanted: dict[str, Any] = {"network": tuned[0]["network"], "to": to}
-        cells = [
-            _accuracy(rows, **wanted, images=n, steps=tuned[0]["steps"], rate=rate) for rate in rates for n in (0, 500)
-        ]
-        lines.append(_row(to, _accuracy(rows, **wanted, images=500), *cells))
+    lines = [_row("network", "norm", "calibrated, no step", *heads), _row(*["---"] * (3 + len(heads)))]
+    for network, name in NETWORKS.items():
+        norms = dict.fromkeys(row["to"] for row in tuned if row["network"] == network)
+        for to in sorted(norms, key=lambda to: to != "bn"):
+            wanted: dict[str, Any] = {"network": network, "to": to}
+            start = _accuracy(rows, **wanted) if to == "bn" else _accuracy(rows, **wanted, images=500)
+            after = [
+                _accuracy(rows, **wanted, images=count, steps=tuned[0]["steps"], rate=rate)
+                for rate in rates
+                for count in (0, 500)
+            ]
+            lines.append(_row(name, to, start, *after))
     return "\n".join(lines)
