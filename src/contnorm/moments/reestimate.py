@@ -636,7 +636,7 @@ class Lockstep:
         self.batons = [threading.Semaphore(0) for _ in range(self.count + 1)]  # the last one wakes this thread
         enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        default = torch.get_default_device()
+        default = torch.empty(0).device  # torch before 2.8 does not name that of a `with` block
         contexts = [contextvars.copy_context() for _ in batches]
 
         def run_one(index: int) -> None:

@@ -255,8 +255,8 @@ def run_experiments(
     return results
 
 
-def _console_of(progress: bool | Console) -> Console | None:
-    if not isinstance(progress, bool | Console):
+def _console_of(progress: bool | Console | None) -> Console | None:
+    if not isinstance(progress, bool | Console | None):
         raise UserError(f"progress={progress!r}: use True, False or a rich.console.Console.")
     return progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
 
