@@ -132,7 +132,8 @@ def answers_table() -> str:
         (
             "running moments, the rate is not tuned",
             "CN, or tune it",
-            f"CN - BN at 0.03 on Split CIFAR-100: {_by_strategy('one rate')}; on Split mini-ImageNet: ER {_points('mini er 0.03')}, DER++ "
+            f"CN - BN at 0.03 on Split CIFAR-100: {_by_strategy('one rate')}; on Split mini-ImageNet: ER "
+            f"{_points('mini er 0.03')}, DER++ "
             f"{_points('mini derpp one rate')}",
             f"{_seeds('one rate er')} fresh seeds for ER on Split CIFAR-100; others exploratory, "
             f"{_seeds('one rate derpp', 'mini er 0.03', 'mini derpp one rate')} seeds",
