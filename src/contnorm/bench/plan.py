@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from contnorm.tags import ReplayRequest  # needs torch
 
 Indices = NDArray[np.int64]
-AT_ONCE = 1000  # steps whose crops and flips are drawn in one call
+STEPS_PER_DRAW = 1000  # steps whose crops and flips are drawn in one call
 Views = NDArray[np.int64]  # (samples, 3): vertical and horizontal offset of the crop, and whether it is flipped
 
 
@@ -123,8 +123,8 @@ def make_plan(config: RunConfig, stream: TaskSequence, seed: int, draws: int) ->
         before = config.strategy.replay_from == "past"
         steps: list[Step] = []
         batches = list(islice(_batches(config.train, stream, seed), config.train.max_steps))
-        for start in range(0, len(batches), AT_ONCE):
-            batch = batches[start : start + AT_ONCE]
+        for start in range(0, len(batches), STEPS_PER_DRAW):
+            batch = batches[start : start + STEPS_PER_DRAW]
             readable, writes = [], []
             for items, task, is_offered in batch:
                 readable += [memory.readable(task if before else None)] * draws if draws else []

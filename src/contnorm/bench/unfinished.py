@@ -16,7 +16,7 @@ from typing import Any
 from contnorm.bench.config.schema import RunConfig, from_dict
 from contnorm.errors import UserError
 
-ENDING = ".unfinished"
+UNFINISHED_SUFFIX = ".unfinished"
 NOTE, CHECKPOINT, LOCK = "run.json", "checkpoint.safetensors", "lock"  # names inside the folder
 
 
@@ -46,7 +46,7 @@ class UnfinishedRun:
     @property
     def seed(self) -> int:
         """Its seed, from the name of the folder."""
-        return int(self.folder.name.removesuffix(ENDING))
+        return int(self.folder.name.removesuffix(UNFINISHED_SUFFIX))
 
     @property
     def status(self) -> str:
@@ -63,7 +63,11 @@ def unfinished_runs(root: Path) -> list[UnfinishedRun]:
     """
     root = Path(root)
     name = root.resolve().name
-    folders = [root] if name.endswith(ENDING) else sorted([*root.glob(f"*{ENDING}"), *root.glob(f"*/*{ENDING}")])
+    folders = (
+        [root]
+        if name.endswith(UNFINISHED_SUFFIX)
+        else sorted([*root.glob(f"*{UNFINISHED_SUFFIX}"), *root.glob(f"*/*{UNFINISHED_SUFFIX}")])
+    )
     runs = []
     for folder in folders:
         if folder.with_suffix(".json").is_file() or not folder.stem.isdecimal():

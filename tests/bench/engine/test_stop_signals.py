@@ -71,7 +71,7 @@ def test_signal_at_any_batch_and_resume_is_bitwise_equal(
 
 
 def test_slow_steps_stop_before_the_next_report(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contnorm.bench.engine.loop.ASK_EVERY", 0.0)
+    monkeypatch.setattr("contnorm.bench.engine.loop.STOP_INTERVAL", 0.0)
     lane = Trainer(settings(root), 0, load_source("mnist", root), CPU)
     *_, last = train([lane], [tmp_path], stop=lambda: lane.done == 2)
     assert (last.kind, last.done, last.saved) == ("stopped", 2, 2)

@@ -41,7 +41,7 @@ from contnorm.bench.records import Record, Store, make_record
 from contnorm.bench.rng import list_seeds
 from contnorm.bench.signals import StopSignals
 from contnorm.bench.strategies.base import Strategy
-from contnorm.bench.unfinished import ENDING, is_locked, unfinished_runs
+from contnorm.bench.unfinished import UNFINISHED_SUFFIX, is_locked, unfinished_runs
 from contnorm.errors import UserError
 
 _log = logging.getLogger("contnorm")
@@ -362,8 +362,8 @@ def _discard(runs: Iterable[Run], started: set[Run], store: Store) -> None:
     """Remove what a call has written: checkpoints, and the records of runs that it has started."""
     for run in runs:
         record = store.path(run.config, run.seed)
-        if not is_locked(record.with_suffix(ENDING)):  # a locked run belongs to another process
-            shutil.rmtree(record.with_suffix(ENDING), ignore_errors=True)
+        if not is_locked(record.with_suffix(UNFINISHED_SUFFIX)):  # a locked run belongs to another process
+            shutil.rmtree(record.with_suffix(UNFINISHED_SUFFIX), ignore_errors=True)
         if run in started:
             weights_path(record).unlink(missing_ok=True)
             record.unlink(missing_ok=True)

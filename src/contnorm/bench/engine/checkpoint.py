@@ -29,7 +29,7 @@ from contnorm.bench.data.dataset import Source
 from contnorm.bench.engine.provenance import cpu_circumstances
 from contnorm.bench.engine.run import Run, RunOptions
 from contnorm.bench.records import SCHEMA
-from contnorm.bench.unfinished import CHECKPOINT, ENDING, LOCK, NOTE, read_progress
+from contnorm.bench.unfinished import CHECKPOINT, LOCK, NOTE, UNFINISHED_SUFFIX, read_progress
 from contnorm.errors import UserError
 from contnorm.spec import differences_from_file, file_metadata, sort_metadata
 
@@ -58,7 +58,7 @@ class RunFolder:
 
     def __init__(self, record: Path) -> None:
         self.record = record
-        self.folder = record.with_suffix(ENDING)
+        self.folder = record.with_suffix(UNFINISHED_SUFFIX)
         self.note, self.checkpoint = self.folder / NOTE, self.folder / CHECKPOINT
         self._lock = FileLock(self.folder / LOCK, timeout=0, thread_local=False)
 

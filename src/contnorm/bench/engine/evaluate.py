@@ -31,7 +31,7 @@ from contnorm.norms.batch import BatchRenormBase
 
 TEST_BATCH = 1000
 LARGE_TEST_BATCH = 4096  # if GPU memory allows: many small passes are limited by the host
-ROOM = 32  # feature maps of 64 channels, of a whole batch, that must fit into GPU memory
+MAPS_IN_MEMORY = 32  # feature maps of 64 channels, of a whole batch, that must fit into GPU memory
 TEST_VALUES = 1000 * 3 * 84 * 84  # most values in a batch: batches of larger images are smaller
 
 Row = Any  # counts of correct predictions by task, or statistics of labels
@@ -172,7 +172,7 @@ def evaluation_batch(trainer: Trainer) -> int:
     most = TEST_BATCH
     if trainer.device.type == "cuda":
         memory = torch.cuda.get_device_properties(trainer.device).total_memory
-        most = min(LARGE_TEST_BATCH, max(TEST_BATCH, memory // (ROOM * 64 * image[0].numel() * 4)))
+        most = min(LARGE_TEST_BATCH, max(TEST_BATCH, memory // (MAPS_IN_MEMORY * 64 * image[0].numel() * 4)))
     return max(1, min(most, TEST_VALUES // image.numel()))
 
 

@@ -24,10 +24,10 @@ from contnorm.bench.engine.trainer import Trainer
 from contnorm.bench.plan import PlanCache
 from contnorm.bench.signals import StopRequested, raise_on_stop
 from contnorm.bench.streams.device import DeviceImages
-from contnorm.bench.unfinished import ENDING, is_locked, read_progress
+from contnorm.bench.unfinished import UNFINISHED_SUFFIX, is_locked, read_progress
 from contnorm.errors import UserCodeError, UserError, usable
 
-POLL = 0.25  # seconds between two checks of runs that other processes execute
+HELD_INTERVAL = 0.25  # seconds between two checks of runs that other processes execute
 START_SECONDS = 10.0  # start of two worker processes; shorter runs are executed in this process
 
 
@@ -80,11 +80,11 @@ def execute(
             return
         if lost := set(todo) - ended - set(held):
             raise UserError(f"the launcher returned without the end of {len(lost)} of {len(todo)} runs.")
-        locks = {run: options.store.path(run.config, run.seed).with_suffix(ENDING) for run in held}
+        locks = {run: options.store.path(run.config, run.seed).with_suffix(UNFINISHED_SUFFIX) for run in held}
         todo = [run for run in held if not is_locked(locks[run])]
         held = [run for run in held if run not in todo]
         if held and not todo:
-            time.sleep(POLL)
+            time.sleep(HELD_INTERVAL)
 
 
 def _recorded(run: Run, options: RunOptions) -> Event | None:

@@ -36,10 +36,10 @@ from contnorm.errors import UserError, import_library, is_installed
 if TYPE_CHECKING:
     from contnorm.bench.engine.execute import Work
 
-POLL = 0.5  # seconds between two questions of a worker of Ray whether to stop
+STOP_INTERVAL = 0.5  # seconds between two questions of a worker of Ray whether to stop
 REPORT = 0.25  # least seconds between two messages of a worker of Ray with progress alone
-PATIENCE = 0.1  # seconds to wait for a message before ``stop`` is called
-LAST_WORDS = 60.0  # seconds for the other workers to save when one has failed
+MESSAGE_TIMEOUT = 0.1  # seconds to wait for a message before ``stop`` is called
+SAVE_TIMEOUT = 60.0  # seconds for the other workers to save when one has failed
 WORKER = f"from {__name__} import work_for_parent; work_for_parent"
 
 
@@ -71,7 +71,7 @@ class Processes(Launcher):
                 if not stop():
                     yield from work(group, stop)
             return
-        todo, workers, limit = deque(contents), list[_Worker](), LAST_WORDS
+        todo, workers, limit = deque(contents), list[_Worker](), SAVE_TIMEOUT
         try:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # this process may itself see some of the GPUs only
             for number in range(min(self.number, len(todo))):
@@ -136,7 +136,7 @@ def _receive(workers: Iterable[_Worker], todo: deque[bytes], stop: Callable[[], 
             todo.clear()
             for worker in working.values():
                 worker.stop()
-        for connection in wait(list(working), timeout=PATIENCE):
+        for connection in wait(list(working), timeout=MESSAGE_TIMEOUT):
             assert isinstance(connection, Connection)
             worker = working[connection]
             message = worker.receive()
@@ -163,7 +163,7 @@ def _end_all(workers: Sequence[_Worker], limit: float) -> None:
         worker.send(b"")
     deadline = time.monotonic() + limit
     while alive and time.monotonic() < deadline:
-        for connection in wait(list(alive), timeout=PATIENCE):
+        for connection in wait(list(alive), timeout=MESSAGE_TIMEOUT):
             assert isinstance(connection, Connection)
             if alive[connection].receive() is None:
                 del alive[connection]
@@ -309,7 +309,7 @@ class RayLauncher(Launcher):
                 if not stopping and stop():
                     stopping = True
                     mailbox.stop.remote()
-                ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=PATIENCE)
+                ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=MESSAGE_TIMEOUT)
                 for event in self._events(mailbox):
                     ended |= {event.run} if event.is_end or event.kind == "waiting" else set()
                     yield event
@@ -330,7 +330,7 @@ class RayLauncher(Launcher):
             if not isinstance(error, KeyboardInterrupt):  # after the second signal, end without further saving
                 mailbox.stop.remote()
                 with suppress(Exception):  # the first error is being raised
-                    ray.wait(list(pending), num_returns=len(pending), timeout=LAST_WORDS)
+                    ray.wait(list(pending), num_returns=len(pending), timeout=SAVE_TIMEOUT)
             raise
         finally:
             with suppress(Exception):  # the task has ended, or the cluster is gone
@@ -377,7 +377,7 @@ def _execute(payload: bytes, content: bytes, mailbox: Any, folder: str) -> Excep
         asked = time.monotonic()
 
     def stop() -> bool:
-        if not stopped and time.monotonic() > asked + POLL:
+        if not stopped and time.monotonic() > asked + STOP_INTERVAL:
             send()
         return stopped
 

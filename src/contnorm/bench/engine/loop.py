@@ -31,7 +31,7 @@ except ImportError:  # on Windows
     resource = None  # type: ignore[assignment]
 
 REPORT_EVERY = 20  # steps between progress reports; each copies the losses to the host and checks them
-ASK_EVERY = 0.5  # seconds between two calls of ``stop``
+STOP_INTERVAL = 0.5  # seconds between two calls of ``stop``
 GPU_SAVE_SECONDS = 10.0  # least time between checkpoints on a GPU, where short tasks take less than writing one
 
 
@@ -156,7 +156,7 @@ class _Group:
         for _ in range(steps if self.graph is None else 0):
             for number, lane in enumerate(self.lanes):
                 losses[number] = lane.trainer.step()
-            if time.perf_counter() - last_check > ASK_EVERY:  # for slow steps only: the caller asks after fast ones
+            if time.perf_counter() - last_check > STOP_INTERVAL:  # for slow steps only: the caller asks after fast ones
                 last_check = time.perf_counter()
                 if stop():
                     break
