@@ -63,11 +63,8 @@ def unfinished_runs(root: Path) -> list[UnfinishedRun]:
     """
     root = Path(root)
     name = root.resolve().name
-    folders = (
-        [root]
-        if name.endswith(UNFINISHED_SUFFIX)
-        else sorted([*root.glob(f"*{UNFINISHED_SUFFIX}"), *root.glob(f"*/*{UNFINISHED_SUFFIX}")])
-    )
+    inside = sorted([*root.glob(f"*{UNFINISHED_SUFFIX}"), *root.glob(f"*/*{UNFINISHED_SUFFIX}")])
+    folders = [root] if name.endswith(UNFINISHED_SUFFIX) else inside
     runs = []
     for folder in folders:
         if folder.with_suffix(".json").is_file() or not folder.stem.isdecimal():
