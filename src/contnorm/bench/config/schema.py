@@ -124,15 +124,15 @@ class StrategyConfig(ComponentConfig):
         "joint", "One forward pass over stream and memory samples, or two; changes batch moments."
     )
     loss: Literal["mean", "sum"] = setting(
-        "mean", "Mean over all samples, or sum of the means of stream and memory samples."
+        "mean", "For er, prs and crs: mean over all samples, or sum of the means of stream and memory samples."
     )
     replay_from: Literal["past", "all"] = setting("past", "Replay samples of earlier tasks, or of all tasks so far.")
-    alpha: Number = setting(0.2, "Weight of the stored logits in DER++.")
-    beta: Number = setting(0.5, "Weight of the stored labels in DER++.")
+    alpha: Number = setting(0.2, "For derpp: weight of the stored logits.")
+    beta: Number = setting(0.5, "For derpp: weight of the stored labels.")
     code: Text | None = setting(None, "Hash of a user's strategy; filled in, do not set.")
     distance: Literal["task", "all"] = setting(
         "task",
-        "Outputs that DER++ compares with the stored logits: those that compete for the sample, or all.",
+        "For derpp: outputs compared with the stored logits: those that compete for the sample, or all.",
         kw_only=True,
     )
 
