@@ -7,12 +7,18 @@ from contnorm.moments.freeze import freeze_norms, freeze_stats, frozen_stats, st
 from contnorm.moments.pooling import average_state_dicts
 from contnorm.moments.reestimate import reestimate
 from contnorm.norms.activation import (
+    DynamicTanh1d,
+    DynamicTanh2d,
+    DynamicTanh3d,
     EvoNorm1d,
     EvoNorm2d,
     EvoNorm3d,
     FilterResponseNorm1d,
     FilterResponseNorm2d,
     FilterResponseNorm3d,
+    NoNorm1d,
+    NoNorm2d,
+    NoNorm3d,
 )
 from contnorm.norms.balanced import (
     AdaptiveBalanceNorm1d,
@@ -22,7 +28,6 @@ from contnorm.norms.balanced import (
     TaskBalancedNorm2d,
     TaskBalancedNorm3d,
 )
-from contnorm.norms.base import DynamicTanh1d, DynamicTanh2d, DynamicTanh3d, NoNorm1d, NoNorm2d, NoNorm3d
 from contnorm.norms.batch import (
     BalancedBatchNorm1d,
     BalancedBatchNorm2d,

@@ -7,9 +7,8 @@ Example:
     torch.Size([8, 64, 4, 4])
 """
 
-from contnorm.norms.activation import evonorm_s0, filter_response_norm
+from contnorm.norms.activation import dynamic_tanh, evonorm_s0, filter_response_norm
 from contnorm.norms.balanced import adaptive_balance_norm, task_balanced_batch_norm
-from contnorm.norms.base import dynamic_tanh
 from contnorm.norms.batch import batch_norm, batch_renorm
 from contnorm.norms.continual import continual_norm
 from contnorm.norms.group import group_norm, instance_norm, layer_norm

@@ -103,7 +103,7 @@ _GROUPED_MOMENTS: dict[str, Any] = {"grouped": True, "keeps_moments": True}
 
 # fmt: off
 _BUILT_INS = (
-    NormInfo("none", "NoNL", "base:NoNorm", "no normalization: the input as it is", _PHAM,
+    NormInfo("none", "NoNL", "activation:NoNorm", "no normalization: the input as it is", _PHAM,
         cannot={"affine_parameters": "it has no parameters"}),
     NormInfo("bn", "BN", "batch:BatchNorm", "batch normalization; momentum=None averages all batches equally",
         "Ioffe and Szegedy, Batch Normalization, ICML 2015", keeps_moments=True, cannot=_STOCK),
@@ -169,7 +169,8 @@ _BUILT_INS = (
         "group normalization after convolutions with standardized weights",
         "Qiao et al., Micro-Batch Training with Weight Standardization, 2019", grouped=True, standardizes_weights=True,
         cannot=_STOCK),
-    NormInfo("dyt", "DyT", "base:DynamicTanh", "dynamic tanh: tanh(alpha x) with a learned alpha, without moments",
+    NormInfo("dyt", "DyT", "activation:DynamicTanh",
+        "dynamic tanh: tanh(alpha x) with a learned alpha, without moments",
         "Zhu et al., Transformers without Normalization, CVPR 2025",
         cannot={"large_mean": "a large mean saturates tanh, and its gradients are then zero",
             "batch_norm_keys": "its alpha is in no batch norm's checkpoint"}),

@@ -1,4 +1,4 @@
-"""Norms that contain an activation: EvoNorm-S0 and filter response normalization.
+"""Norms that contain an activation, EvoNorm-S0 and filter response normalization; and layers that take a norm's place.
 
 They are a norm and an activation in one formula, of each sample alone. Such a layer takes the place of a norm and of
 the activation that directly follows it. Where none follows, as before a residual sum, the layer is built with
@@ -20,6 +20,8 @@ channel. With ``apply_act=False`` it has no threshold, as in timm's ``FilterResp
 the network's ReLU remains; the paper defines the layer for pre-activation networks, which have none there. For one
 position per channel the paper learns eps, since only the sign of the input would remain. That is not implemented: such
 input raises an error.
+
+**Layers without moments** take the place of a norm: dynamic tanh, and the identity of the norm ``none``.
 """
 
 from __future__ import annotations
@@ -30,9 +32,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contnorm.checks import check_eps, check_group_size, check_groups, check_input, resolve_groups, statistics_dtype
+from contnorm.checks import (
+    check_eps,
+    check_group_size,
+    check_groups,
+    check_input,
+    check_number,
+    resolve_groups,
+    statistics_dtype,
+)
 from contnorm.kernels.pivot import per_channel
-from contnorm.norms.base import NormLayer, empty_like_input, has_one_position
+from contnorm.norms.base import NormLayer, apply_affine, empty_like_input, has_one_position
 
 
 class ActivationNorm(NormLayer):
@@ -327,3 +337,133 @@ def linear_norm(norm: nn.Module) -> nn.Module:
     if isinstance(norm, ActivationNorm):
         norm.remove_activation()
     return norm
+
+
+# --- layers that do not normalize -----------------------------------------------------------------------------------
+
+
+class _NoNorm(NormLayer):
+    """Returns its input unchanged. It checks the input as the norms do, and can be converted back to any norm."""
+
+    def __init__(
+        self, num_features: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        nn.Module.__init__(self)
+        self.num_features = num_features
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        check_input(input)
+        return input
+
+
+class NoNorm1d(_NoNorm, dim=1):
+    """No normalization of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> NoNorm1d(2)(torch.tensor([[1.0, 5.0]]))
+        tensor([[1., 5.]])
+    """
+
+
+class NoNorm2d(_NoNorm, dim=2):
+    """No normalization of (N, C, H, W) input.
+
+    Example:
+        >>> NoNorm2d(3)(torch.ones(2, 3, 4, 4)).sum().item()
+        96.0
+    """
+
+
+class NoNorm3d(_NoNorm, dim=3):
+    """No normalization of (N, C, D, H, W) input.
+
+    Example:
+        >>> NoNorm3d(3)(torch.ones(2, 3, 2, 2, 2)).sum().item()
+        48.0
+    """
+
+
+def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """Dynamic tanh: ``tanh(alpha * x) * weight + bias``, without any moments.
+
+    Args:
+        x: Input of shape (N, C) or (N, C, *).
+        alpha: One value, or (C,).
+        weight: (C,) or None.
+        bias: (C,) or None.
+
+    Example:
+        >>> dynamic_tanh(torch.tensor([[0.0, 2.0, -100.0]]), torch.tensor([0.5]))
+        tensor([[ 0.0000,  0.7616, -1.0000]])
+    """
+    check_input(x, *((alpha,) if alpha.numel() > 1 else ()), weight, bias)
+    wide = x.to(statistics_dtype(x))
+    slope = per_channel(alpha.to(wide.dtype).expand(x.shape[1]), x.dim())
+    return apply_affine(torch.tanh(slope * wide), weight, bias).to(x.dtype)
+
+
+class DynamicTanhBase(NormLayer):
+    """Dynamic tanh (DyT; Zhu et al., Transformers without Normalization, CVPR 2025), for networks built with it.
+
+    ``tanh(alpha * x) * weight + bias`` takes the place of a norm, with one learned ``alpha`` for the layer. It has no
+    moments: an output depends on its own input alone, and training and evaluation are the same. Keys and shapes of the
+    state dict are those of the authors' layer. In this package channels are dimension 1.
+
+    Args:
+        num_features: Number of channels.
+        affine: Whether the layer has weight and bias.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+        alpha_init: Initial value of ``alpha``.
+    """
+
+    own_tensors: ClassVar[tuple[str, ...]] = ("alpha",)
+
+    def __init__(
+        self,
+        num_features: int,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        alpha_init: float = 0.5,
+    ) -> None:
+        super().__init__(num_features, affine=affine, device=device, dtype=dtype)
+        self.alpha_init = check_number(alpha_init, 0, "alpha_init")
+        self.alpha = nn.Parameter(torch.full((1,), self.alpha_init, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.constant_(self.alpha, self.alpha_init)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check(input)
+        return dynamic_tanh(input, self.alpha, self.weight, self.bias)
+
+
+class DynamicTanh1d(DynamicTanhBase, dim=1):
+    """Dynamic tanh of (N, C) or (N, C, L) input.
+
+    Example:
+        >>> DynamicTanh1d(2)(torch.tensor([[0.0, 2.0]])).tolist()
+        [[0.0, 0.7615941762924194]]
+    """
+
+
+class DynamicTanh2d(DynamicTanhBase, dim=2):
+    """Dynamic tanh of (N, C, H, W) input.
+
+    Example:
+        >>> DynamicTanh2d(8, alpha_init=1)
+        DynamicTanh2d(8, alpha_init=1.0)
+    """
+
+
+class DynamicTanh3d(DynamicTanhBase, dim=3):
+    """Dynamic tanh of (N, C, D, H, W) input.
+
+    Example:
+        >>> DynamicTanh3d(3)(torch.ones(2, 3, 2, 2, 2)).shape
+        torch.Size([2, 3, 2, 2, 2])
+    """
