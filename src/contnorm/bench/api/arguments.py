@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
+from rich.console import Console
 from torch import nn
 
 from contnorm.bench.api.stream import Stream, load_stream
@@ -154,6 +155,13 @@ def _definition(value: object) -> object:
         own |= dict(value.named_children()) | dict(value.named_parameters(recurse=False))
         own |= dict(value.named_buffers(recurse=False))
     return (type(value), own) if own else type(value)
+
+
+def console_of(progress: bool | Console | None) -> Console | None:
+    """Return the console of the argument ``progress``; None for no output."""
+    if not isinstance(progress, bool | Console | None):
+        raise UserError(f"progress={progress!r}: use True, False or a rich.console.Console.")
+    return progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
 
 
 def check_score(score: str | None, stream: Stream) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from contnorm.bench.api.arguments import as_stream, check_score, resolve_run
+from contnorm.bench.api.arguments import as_stream, check_score, console_of, resolve_run
 from contnorm.bench.api.result import Result
 from contnorm.bench.api.run import run_experiments
 from contnorm.bench.api.stream import Stream
@@ -89,7 +89,7 @@ def decide(
     shared: Any = stream if stream is not None else results[0].stream
     chosen = as_stream(shared)
     rule |= {"score": check_score(score, chosen), "first_seed": FIRST_SEED if first_seed is None else first_seed}
-    console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
+    console = console_of(progress)
     options |= {"runs": runs, "progress": console or False}
     known: list[tuple[Run, dict[int, Record], dict[int, str]]] = []  # each side: records and reasons by seed
     for side in sides:

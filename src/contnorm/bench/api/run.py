@@ -22,6 +22,7 @@ from contnorm.bench.api.arguments import (
     Model,
     Norm,
     as_stream,
+    console_of,
     names_known_arguments,
     resolve_run,
     unknown_argument,
@@ -217,7 +218,7 @@ def run_experiments(
         data_root=stream.root or Path("data"),
         sources={stream.source.name: stream.source} if stream.root is None else {},
     )
-    console = _console_of(progress)
+    console = console_of(progress)
     seed_list = list_seeds(seeds)
     todo = list(dict.fromkeys(replace(one, seed=seed) for one in experiments for seed in seed_list))
     if "source" not in stream.settings:
@@ -253,12 +254,6 @@ def run_experiments(
         objects = components_of(one.config)
         results.append(Result(records, diverged=diverged, stream=stream, weights=weights, objects=objects))
     return results
-
-
-def _console_of(progress: bool | Console | None) -> Console | None:
-    if not isinstance(progress, bool | Console | None):
-        raise UserError(f"progress={progress!r}: use True, False or a rich.console.Console.")
-    return progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
 
 
 def run_runs(
@@ -428,7 +423,7 @@ def resume(
         Traceback (most recent call last):
         contnorm.errors.UserError: no stopped run under no such folder. Name the folder of a run, or of many runs.
     """
-    folder, console = Path(path), _console_of(progress)
+    folder, console = Path(path), console_of(progress)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     problems, records = list[str](), list[Record]()
     Store(folder).check_writable()
